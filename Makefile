@@ -1,0 +1,25 @@
+# Each target sets up .venv by itself; Python 3.11 or later and make suffice.
+PYTHON ?= python3
+RECIPE := recipes/Korean/ASR/whisper
+PY := $(CURDIR)/.venv/bin/python
+
+.PHONY: quickstart test test-slow lint
+
+quickstart: .venv/installed
+	cd $(RECIPE) && $(PY) -m local.synthesize results/quickstart_corpus
+	cd $(RECIPE) && $(PY) train.py hparams/quickstart.yaml
+
+test: .venv/installed
+	$(PY) -m pytest -q --durations=8
+
+test-slow: .venv/installed
+	$(PY) -m pytest -q --durations=8 -m slow
+
+lint: .venv/installed
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+.venv/installed: requirements.lock setup.py $(RECIPE)/extra_requirements.txt
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --requirement requirements.lock
+	touch $@

@@ -1,0 +1,101 @@
+"""Audio files: bytes on disk to 16 kHz mono.
+
+In: a path (anything soundfile reads, or headerless .pcm) and an optional cut.
+Out: float32 samples in [-1, 1]; ValueError for what cannot be heard.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+SAMPLE_RATE = 16000  # Hz; the rate Whisper was trained at
+HEADERLESS = {".pcm", ".raw"}  # signed 16-bit little-endian, 16 kHz, mono
+
+
+def read(path, start=None, stop=None, sample_rate=SAMPLE_RATE):
+    """Reads a clip.
+
+    Arguments
+    ---------
+    path : str or Path
+        wav, flac, ogg, opus, mp3, … by their content; .pcm and .raw are
+        headerless 16-bit. Their odd last byte, as KsponSpeech's evaluation
+        files have it, is dropped.
+    start, stop : float or None
+        Seconds into the file; None is its beginning or end.
+    sample_rate : int
+        Hz of the result.
+
+    Returns
+    -------
+    numpy.ndarray
+        float32, (n_samples,), channels averaged.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file.
+    ValueError
+        It cannot be decoded, or holds no samples.
+    """
+    samples, rate = _decode(path, start, stop)
+    if samples.size == 0:
+        raise ValueError(f"{path} holds no audio between {start} and {stop} s")
+    if rate != sample_rate:
+        samples = _resample(samples, rate, sample_rate)
+    return samples
+
+
+def duration(path, start=None, stop=None):
+    """Seconds of a clip, by decoding it; 0.0 where it holds no samples.
+
+    Arguments and errors are those of ``read``.
+    """
+    samples, rate = _decode(path, start, stop)
+    return len(samples) / rate
+
+
+def _decode(path, start, stop):
+    """Samples and their rate in Hz."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"no audio file '{path}'")
+    if Path(path).suffix.lower() in HEADERLESS:
+        return _read_headerless(path, start, stop)
+    samples, rate = _read_container(path, start, stop)
+    if not np.isfinite(samples).all():
+        raise ValueError(f"{path} holds samples that are not numbers")
+    return samples, rate
+
+
+def _read_headerless(path, start, stop):
+    first = round((start or 0.0) * SAMPLE_RATE)
+    data = np.fromfile(path, dtype=np.uint8)
+    samples = data[: data.size // 2 * 2].view("<i2")
+    last = samples.size if stop is None else round(stop * SAMPLE_RATE)
+    return samples[first:last].astype(np.float32) / 32768, SAMPLE_RATE
+
+
+def _read_container(path, start, stop):
+    try:
+        with soundfile.SoundFile(path) as file:
+            rate = file.samplerate
+            first = round((start or 0.0) * rate)
+            last = file.frames if stop is None else round(stop * rate)
+            last = min(last, file.frames)
+            if first:
+                file.seek(min(first, file.frames))
+            samples = file.read(
+                max(0, last - first), dtype="float32", always_2d=True
+            )
+    except (soundfile.LibsndfileError, RuntimeError) as error:
+        raise ValueError(f"{path} cannot be decoded: {error}") from None
+    return samples.mean(axis=1), rate
+
+
+def _resample(samples, rate, sample_rate):
+    import torch
+    from torchaudio.functional import resample
+
+    return resample(torch.from_numpy(samples), rate, sample_rate).numpy()

@@ -1,0 +1,151 @@
+"""The utterance, and the CSV file that holds a split of them.
+
+In: Utterances, or a CSV file written here (or by hand with the same columns).
+Out: a CSV file, or a dictionary of rows for SpeechBrain's datasets.
+"""
+
+import csv
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, Iterable, Optional
+
+COLUMNS = (
+    "ID",
+    "duration",  # seconds
+    "wav",  # absolute, or below $data_root
+    "spk_id",
+    "wrd",  # NFC
+    "start",  # seconds into the file; empty: from its beginning
+    "stop",  # seconds into the file; empty: to its end
+    "corpus",
+    "category",
+)
+DATA_ROOT = "$data_root"
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One clip and what was said in it, as a corpus reader found it.
+
+    Attributes
+    ----------
+    id : str
+        Unique within the corpus.
+    wav : str
+        Absolute path of the audio file.
+    text : str or None
+        The label; "" is a clip without speech, None a missing transcript.
+    split : str
+        "train", "valid", or a name that begins with "test".
+    speaker, category : str
+        Empty where the corpus does not say.
+    start, stop : float or None
+        Seconds into the file, for a cut of a long recording.
+    duration : float
+        Seconds; measured by the preparation, 0 before.
+    """
+
+    id: str
+    wav: str
+    text: Optional[str]
+    split: str
+    speaker: str = ""
+    category: str = ""
+    start: Optional[float] = None
+    stop: Optional[float] = None
+    duration: float = 0.0
+
+
+def write(
+    path: Path, utterances: Iterable[Utterance], corpus: str, data_root: Path
+) -> None:
+    """Writes one split, under a temporary name first.
+
+    Arguments
+    ---------
+    path : Path
+        The CSV file.
+    utterances : iterable of Utterance
+        In the order of the rows.
+    corpus : str
+        The corpus column.
+    data_root : Path
+        Audio below this folder is written as ``$data_root/...``.
+    """
+    root = str(data_root).rstrip(os.sep) + os.sep
+    temporary = path.with_suffix(".csv.tmp")
+    with open(temporary, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for u in utterances:
+            wav = u.wav
+            if wav.startswith(root):
+                wav = f"{DATA_ROOT}/{wav[len(root) :]}"
+            start = "" if u.start is None else f"{u.start:.3f}"
+            stop = "" if u.stop is None else f"{u.stop:.3f}"
+            writer.writerow(
+                (u.id, f"{u.duration:.3f}", wav, u.speaker, u.text)
+                + (start, stop, corpus, u.category)
+            )
+    os.replace(temporary, path)
+
+
+def read(path: Path, data_root: str) -> Dict[str, dict]:
+    """Reads one split.
+
+    SpeechBrain's own CSV reader takes a ``$`` in a transcript for a variable
+    and stops; here only the beginning of ``wav`` is replaced.
+
+    Arguments
+    ---------
+    path : Path
+        A CSV file with at least SpeechBrain's columns.
+    data_root : str
+        What ``$data_root`` stands for.
+
+    Returns
+    -------
+    dict
+        ID to row, durations and cuts as float seconds (cuts may be None).
+
+    Raises
+    ------
+    ValueError
+        A column is missing, an ID stands twice, or a number is none.
+    """
+    rows = {}
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        missing = set(COLUMNS[:5]) - set(reader.fieldnames or ())
+        if missing:
+            raise ValueError(
+                f"{path}: column {', '.join(sorted(missing))} is missing; "
+                f"the file has {', '.join(reader.fieldnames or ['no header'])}"
+            )
+        for row in reader:
+            identifier = row.pop("ID")
+            if identifier in rows:
+                raise ValueError(
+                    f"{path}, line {reader.line_num}: the ID '{identifier}' "
+                    "stands twice; make the IDs unique"
+                )
+            rows[identifier] = _typed(row, path, reader.line_num, data_root)
+    return rows
+
+
+def _typed(row: dict, path: Path, line: int, data_root: str) -> dict:
+    try:
+        row["duration"] = float(row["duration"])
+        for cut in ("start", "stop"):
+            row[cut] = float(row[cut]) if row.get(cut) else None
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path}, line {line}: duration, start and stop are seconds: "
+            f"{error}"
+        ) from None
+    if row["wav"].startswith(DATA_ROOT):
+        row["wav"] = str(data_root).rstrip("/") + row["wav"][len(DATA_ROOT) :]
+    row["wrd"] = row["wrd"] or ""
+    row["category"] = row.get("category") or ""
+    return row

@@ -1,0 +1,324 @@
+"""Corpora to manifests, with a report of what was left out and why.
+
+In: a corpus folder, which is only read.
+Out: train.csv, valid.csv, test*.csv and prepare_report.json.
+
+    python -m local.prepare CORPUS FOLDER --out DIR
+"""
+
+import argparse
+import hashlib
+import json
+import os
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from tqdm import tqdm
+
+from local import audio, corpora, manifest, text
+
+REPORT = "prepare_report.json"
+N_AT_ONCE = 4096  # clips in flight: bounds memory, not speed
+
+
+def prepare(
+    corpus,
+    data_folder,
+    out,
+    label_fits,
+    max_duration_s=30.0,
+    slowest_speed=1.0,
+    text_form="spelling",
+    columns=None,
+    keep_no_speech=True,
+    heldout_share=0.02,
+):
+    """Writes the manifests of a corpus, unless they are there already.
+
+    Every clip is decoded once, in threads, so that a broken file is found
+    here and not after a week of training.
+
+    Arguments
+    ---------
+    corpus : str
+        A key of ``corpora.CORPORA``.
+    data_folder : str or Path
+        The corpus as its publisher packs it.
+    out : str or Path
+        Folder of the manifests.
+    label_fits : callable
+        Text to whether the decoder can hold it.
+    max_duration_s : float
+        The model's context, seconds.
+    slowest_speed : float
+        Of speed perturbation: a training clip grows by 1 / slowest_speed.
+    text_form : str
+        "spelling" or "pronunciation", where a corpus has both.
+    columns : dict or None
+        For ``manifest``: our column names to those of the file.
+    keep_no_speech : bool
+        Keep clips with an empty text, as clips without speech.
+    heldout_share : float
+        Share of the distinct texts held out for a split that the corpus
+        lacks; no held-out text is left in train.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        Unknown corpus, missing folder or column, or no clip left.
+    """
+    data_folder, out = Path(data_folder).resolve(), Path(out)
+    settings = {
+        "corpus": corpus,
+        "data_folder": str(data_folder),
+        "max_duration_s": max_duration_s,
+        "slowest_speed": slowest_speed,
+        "text_form": text_form,
+        "columns": columns,
+        "keep_no_speech": keep_no_speech,
+        "heldout_share": heldout_share,
+        "transcripts": _fingerprint(
+            corpora.transcripts(corpus, data_folder, columns)
+        ),
+    }
+    if _finished(out, settings):
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    found = corpora.read(corpus, data_folder, text_form, columns)
+    longest_s = {"train": max_duration_s * slowest_speed}
+    kept, dropped = [], []
+    seen = set()
+    for utterance, detail in _measured(found):
+        reason = _reason(
+            utterance,
+            detail,
+            seen,
+            longest_s.get(utterance.split, max_duration_s),
+            label_fits,
+            keep_no_speech,
+        )
+        seen.add(utterance.id)
+        if reason:
+            dropped.append((utterance, reason, detail))
+        else:
+            kept.append(utterance)
+    splits = _split(kept, heldout_share)
+    _require_clips(splits, dropped, data_folder)
+    for path in out.glob("*.csv"):
+        path.unlink()
+    for name, utterances in splits.items():
+        manifest.write(out / f"{name}.csv", utterances, corpus, data_folder)
+    _write_json(out / REPORT, _report(settings, splits, dropped))
+
+
+def _fingerprint(transcripts):
+    """A change of any transcript file changes it; audio is not looked at."""
+    digest = hashlib.sha256()
+    for path in transcripts:
+        status = os.stat(path)
+        digest.update(
+            f"{path} {status.st_size} {status.st_mtime_ns}\n".encode()
+        )
+    return digest.hexdigest()
+
+
+def _finished(out, settings):
+    """Whether an earlier preparation with the same settings is complete."""
+    try:
+        report = json.loads((out / REPORT).read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return False
+    files = [out / f"{name}.csv" for name in report["kept"]]
+    same = report["settings"] == json.loads(json.dumps(settings))
+    return same and all(path.is_file() for path in files)
+
+
+def _measured(utterances):
+    """(Utterance with text and duration, what is wrong with its audio)."""
+    utterances = iter(utterances)
+    bar = tqdm(desc="preparing", unit=" clips", dynamic_ncols=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool, bar:
+        while some := list(islice(utterances, N_AT_ONCE)):
+            for result in pool.map(_measure, some):
+                bar.update()
+                yield result
+
+
+def _measure(utterance):
+    label = utterance.text
+    if label is not None:
+        utterance = replace(utterance, text=text.for_label(label))
+    try:
+        duration = audio.duration(
+            utterance.wav, utterance.start, utterance.stop
+        )
+    except FileNotFoundError as error:
+        return utterance, ("missing_audio", str(error))
+    except (OSError, ValueError) as error:
+        return utterance, ("unreadable_audio", str(error))
+    return replace(utterance, duration=duration), None
+
+
+def _reason(utterance, detail, seen, longest_s, label_fits, keep_no_speech):
+    """Why an utterance is left out; "" to keep it."""
+    if utterance.id in seen:
+        return "duplicate_id"
+    if utterance.text is None:
+        return "missing_transcript"
+    if detail:
+        return detail[0]
+    if utterance.duration == 0:
+        return "empty_audio"
+    if not utterance.text and not keep_no_speech:
+        return "empty_text"
+    if utterance.duration > longest_s:
+        return "too_long"
+    return "" if label_fits(utterance.text) else "label_too_long"
+
+
+def _split(utterances, heldout_share):
+    """Split name to utterances; holds out what the corpus lacks."""
+    splits = defaultdict(list)
+    for utterance in utterances:
+        splits[utterance.split].append(utterance)
+    missing = [] if "valid" in splits else ["valid"]
+    if not any(name.startswith("test") for name in splits):
+        missing.append("test")
+    for name in missing:
+        _hold_out(splits, name, heldout_share)
+    return dict(splits)
+
+
+def _hold_out(splits, name, share):
+    """Moves every reading of some texts from train to a new split.
+
+    By text, since corpora such as Zeroth have each sentence read by many: a
+    random clip's sentence would be known from training. Texts are ordered by
+    a hash, so that the choice hangs on nothing but the text.
+    """
+    texts = {utterance.text for utterance in splits["train"]}
+    ordered = sorted(texts, key=lambda t: hashlib.sha1(t.encode()).digest())
+    chosen = set(ordered[: max(1, round(share * len(ordered)))])
+    splits[name] = [u for u in splits["train"] if u.text in chosen]
+    splits["train"] = [u for u in splits["train"] if u.text not in chosen]
+
+
+def _require_clips(splits, dropped, data_folder):
+    if any(splits.values()):
+        return
+    reasons = Counter(reason for _, reason, _ in dropped)
+    raise ValueError(
+        f"{data_folder}: no clip is left of {len(dropped)}; dropped: "
+        + (", ".join(f"{n} {r}" for r, n in reasons.items()) or "none found")
+    )
+
+
+def _report(settings, splits, dropped):
+    marked = [
+        u.id
+        for split in splits.values()
+        for u in split
+        if text.leftovers(u.text)
+    ]
+    return {
+        "settings": settings,
+        "kept": {
+            name: {
+                "clips": len(split),
+                "hours": sum(u.duration for u in split) / 3600,
+            }
+            for name, split in splits.items()
+        },
+        "dropped": dict(Counter(reason for _, reason, _ in dropped)),
+        "leftover_markup": len(marked),
+        "leftover_markup_ids": marked,
+        "dropped_clips": [
+            {
+                "id": u.id,
+                "split": u.split,
+                "reason": reason,
+                "wav": u.wav,
+                "detail": detail[1] if detail else "",
+            }
+            for u, reason, detail in dropped
+        ],
+    }
+
+
+def _write_json(path, content):
+    temporary = path.with_suffix(".json.tmp")
+    temporary.write_text(
+        json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8"
+    )
+    os.replace(temporary, path)
+
+
+def summary(path):
+    """What a person wants to read of a report file, in a few lines."""
+    report = json.loads(Path(path).read_text(encoding="utf-8"))
+    lines = [
+        f"{name}: {kept['clips']} clips, {kept['hours']:.2f} h"
+        for name, kept in report["kept"].items()
+    ]
+    for reason, n in report["dropped"].items():
+        where = Counter(
+            clip["split"]
+            for clip in report["dropped_clips"]
+            if clip["reason"] == reason
+        )
+        splits = ", ".join(f"{split} {k}" for split, k in where.items())
+        lines.append(f"dropped, {reason}: {n} ({splits})")
+    if report["leftover_markup"]:
+        lines.append(f"kept with leftover markup: {report['leftover_markup']}")
+    return "\n".join(lines)
+
+
+def main():
+    """The command line."""
+    from local import dataio, model
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("corpus", choices=sorted(corpora.CORPORA))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--whisper_hub",
+        default="random:large-v3",
+        help="whose tokenizer counts the label tokens; random:SIZE has the "
+        "true vocabulary and needs no network",
+    )
+    parser.add_argument("--max_duration_s", type=float, default=30.0)
+    parser.add_argument("--slowest_speed", type=float, default=1.0)
+    parser.add_argument("--text_form", default="spelling")
+    parser.add_argument(
+        "--columns", type=json.loads, help='such as \'{"text": "spoken"}\''
+    )
+    parser.add_argument("--drop_no_speech", action="store_true")
+    parser.add_argument("--heldout_share", type=float, default=0.02)
+    arguments = parser.parse_args()
+    tokenizer = model.load_tokenizer(arguments.whisper_hub)
+    prepare(
+        arguments.corpus,
+        arguments.folder,
+        arguments.out,
+        partial(
+            dataio.label_fits,
+            tokenizer=tokenizer,
+            max_tokens=model.MAX_TOKENS,
+        ),
+        max_duration_s=arguments.max_duration_s,
+        slowest_speed=arguments.slowest_speed,
+        text_form=arguments.text_form,
+        columns=arguments.columns,
+        keep_no_speech=not arguments.drop_no_speech,
+        heldout_share=arguments.heldout_share,
+    )
+    print(summary(arguments.out / REPORT))
+
+
+if __name__ == "__main__":
+    main()

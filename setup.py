@@ -1,0 +1,27 @@
+"""Package metadata; the recipe is a folder that is run, not imported."""
+
+from pathlib import Path
+
+from setuptools import setup
+
+RECIPE = Path("recipes/Korean/ASR/whisper")
+extra = (RECIPE / "extra_requirements.txt").read_text().split()
+
+setup(
+    name="whisper-korean",
+    version="0.1.0",
+    description="Fine-tunes Whisper for Korean, as a SpeechBrain recipe",
+    python_requires=">=3.11",
+    packages=[],  # a global package called `local` would help nobody
+    install_requires=["speechbrain>=1.1", "torch>=2.11", *extra],
+    extras_require={
+        "quickstart": ["espeakng-loader>=0.2.4", "scipy"],
+        "test": [
+            "espeakng-loader>=0.2.4",
+            "hypothesis",
+            "pytest",
+            "ruff",
+            "scipy",
+        ],
+    },
+)

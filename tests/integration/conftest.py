@@ -1,0 +1,64 @@
+"""Runs of the recipe as a user starts them: a subprocess each."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RECIPE = Path(__file__).parents[2] / "recipes/Korean/ASR/whisper"
+N_SENTENCES = 40
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """A spoken corpus of 40 short clips."""
+    folder = tmp_path_factory.mktemp("corpus")
+    command = [sys.executable, "-m", "local.synthesize", str(folder)]
+    command += [f"--n_sentences={N_SENTENCES}"]
+    subprocess.run(command, cwd=RECIPE, check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run():
+    """Starts train.py; returns the finished process."""
+
+    def start(*arguments, script="train.py", launcher=(), check=True):
+        process = subprocess.run(
+            [sys.executable, *launcher, script, *map(str, arguments)],
+            cwd=RECIPE,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        if check and process.returncode:
+            pytest.fail(f"{process.args}\n{process.stderr[-4000:]}")
+        return process
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def small(corpus):
+    """Arguments of a run that takes seconds."""
+
+    def arguments(output_folder, **settings):
+        settings = {
+            "data_folder": corpus,
+            "output_folder": output_folder,
+            "number_of_epochs": 1,
+            "batch_size": 8,
+            "max_new_tokens": 8,
+            "precision": "fp32",
+            **settings,
+        }
+        return [
+            "hparams/quickstart.yaml",
+            "--device=cpu",
+            *(f"--{name}={value}" for name, value in settings.items()),
+        ]
+
+    return arguments

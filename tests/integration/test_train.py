@@ -1,0 +1,159 @@
+"""train.py from the command line: a run, its files, its modes, its ends."""
+
+import json
+
+import pytest
+from outputs import checkpoints, scores
+from safetensors import safe_open
+
+
+@pytest.fixture(scope="module")
+def trained(run, small, tmp_path_factory):
+    """A finished run of one epoch."""
+    folder = tmp_path_factory.mktemp("trained")
+    process = run(*small(folder))
+    return folder, process
+
+
+def tensors(checkpoint):
+    with safe_open(checkpoint / "model.safetensors", "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}
+
+
+def test_a_run_leaves_its_files(trained):
+    folder, process = trained
+    for name in (
+        "hyperparams.yaml log.txt env.log train_log.txt train.py "
+        "prepare_report.json wer_test.txt manifests/train.csv "
+        "manifests/valid.csv manifests/test.csv scores/test.jsonl"
+    ).split():
+        assert (folder / name).is_file(), name
+    flat = scores(folder)
+    assert set(flat) == {
+        *("CER", "CER_no_space", "WER", "sWER", "CER_raw", "WER_raw"),
+        *("loss", "n_utterances", "n_reference_chars", "n_failed"),
+    }
+    lines = (folder / "scores/test.jsonl").read_text().splitlines()
+    assert len(lines) == flat["n_utterances"] > 0
+    assert set(json.loads(lines[0])) == {
+        *("id", "reference", "hypothesis", "errors", "duration", "category"),
+    }
+    table = process.stdout.splitlines()
+    assert any(line.startswith("test ") for line in table)
+    assert str(checkpoints(folder)[0]) in process.stdout
+
+
+def test_test_only_gives_the_same_scores(trained, run, small):
+    folder, _ = trained
+    before = scores(folder)
+    run(*small(folder), "--test_only")
+    assert scores(folder) == before
+
+
+def test_a_second_start_prepares_nothing_and_goes_on(trained, run, small):
+    folder, _ = trained
+    prepared = (folder / "manifests/train.csv").stat().st_mtime_ns
+    process = run(*small(folder, number_of_epochs=2))
+    assert (folder / "manifests/train.csv").stat().st_mtime_ns == prepared
+    log = (folder / "train_log.txt").read_text()
+    assert log.count("epoch: 1,") == log.count("epoch: 2,") == 1
+    assert "preparing" not in process.stderr
+    assert len(checkpoints(folder)) <= 2  # best and newest
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"precision": "bf16", "augment": True, "label_smoothing": 0.1},
+        {"adaptation": "frozen_encoder", "test_beam_size": 2},
+        {"gradient_checkpointing": True, "grad_accumulation_factor": 3},
+        {
+            "adaptation": "frozen_encoder",
+            "precision": "bf16",
+            "score_before_training": True,
+            "best_metric": "WER",
+            "num_workers": 1,
+        },
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_modes(settings, run, small, tmp_path):
+    run(*small(tmp_path, **settings))
+    (checkpoint,) = checkpoints(tmp_path)
+    names = set(tensors(checkpoint))
+    frozen = settings.get("adaptation") == "frozen_encoder"
+    assert any(name.startswith("encoder") for name in names) == (not frozen)
+    assert any(name.startswith("decoder") for name in names)
+    assert (tmp_path / "scores/test.untouched.json").exists() == (
+        settings.get("score_before_training", False)
+    )
+    assert scores(tmp_path)["n_utterances"] > 0
+
+
+@pytest.mark.parametrize("yaml", ["train_large_v3", "train_turbo"])
+def test_published_settings(yaml, run, corpus, tmp_path):
+    run(
+        f"hparams/{yaml}.yaml",
+        *("--device=cpu", "--whisper_hub=random:quickstart"),
+        *("--corpus=manifest", f"--data_folder={corpus}"),
+        *(f"--output_folder={tmp_path}", "--number_of_epochs=1"),
+        *("--max_new_tokens=8", "--num_workers=1", "--lr=0.001"),
+    )
+    assert scores(tmp_path)["n_utterances"] > 0
+    assert scores(tmp_path, "test.untouched")["n_utterances"] > 0
+
+
+def test_debug_leaves_no_checkpoint(run, small, tmp_path):
+    run(*small(tmp_path), "--debug")
+    assert not checkpoints(tmp_path)
+
+
+def test_failed_clips_are_scored_as_empty(trained, run, small, corpus):
+    """A clip that vanished after the preparation."""
+    folder, _ = trained
+    row = (folder / "manifests/test.csv").read_text().splitlines()[1]
+    clip = corpus / row.split(",")[2].replace("$data_root/", "")
+    hidden = clip.rename(clip.with_suffix(".hidden"))
+    try:
+        run(*small(folder), "--test_only")
+    finally:
+        hidden.rename(clip)
+    assert scores(folder)["n_failed"] == 1
+    lines = (folder / "scores/test.jsonl").read_text().splitlines()
+    failed = [r for r in map(json.loads, lines) if r["id"] == clip.stem]
+    assert failed[0]["hypothesis"] == ""
+
+
+def test_all_settings_problems_come_before_any_work(run, small, tmp_path):
+    out = tmp_path / "out"
+    process = run(
+        *small(out, adaptation="lorra", lr=-1, best_metric="BLEU"),
+        "--lernrate=3",
+        "--opt_class={wieght_decay: 0.1}",
+        check=False,
+    )
+    assert process.returncode != 0
+    message = process.stderr
+    for part in (
+        "5 problem(s)",
+        "adaptation='lorra': choose full, frozen_encoder",
+        "lr=-1",
+        "best_metric='BLEU': choose CER, WER",
+        "lernrate: no such setting",
+        "opt_class.wieght_decay: no such setting; did you mean weight_decay",
+    ):
+        assert part in message
+    assert not out.exists()
+
+
+def test_checkpoints_of_another_model_are_refused(trained, run, small):
+    folder, _ = trained
+    process = run(*small(folder, adaptation="frozen_encoder"), check=False)
+    assert process.returncode != 0
+    assert "was trained with adaptation='full'" in process.stderr
+
+
+def test_testing_what_was_never_trained_is_refused(run, small, tmp_path):
+    process = run(*small(tmp_path / "none"), "--test_only", check=False)
+    assert process.returncode != 0
+    assert "no checkpoint" in process.stderr

@@ -1,0 +1,70 @@
+"""What the unit tests share: small audio, and one small model a session.
+
+In: nothing; no network.
+Out: fixtures, and wav files made of noise.
+"""
+
+import copy
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from local import audio, model, random_model
+
+torch.set_num_threads(1)  # small tensors; others may use the cores
+SEED = 3
+
+
+def noise(seconds, seed=0, loudness=0.1):
+    """(n_samples,) at 16 kHz; a beat over noise, so that frames differ."""
+    generator = torch.Generator().manual_seed(seed)
+    n_samples = round(seconds * audio.SAMPLE_RATE)
+    samples = torch.randn(n_samples, generator=generator)
+    beat = torch.sin(torch.arange(n_samples) * (2 + seed) * 1e-3) ** 2
+    return loudness * beat * samples
+
+
+def write_audio(path, seconds=1.0, rate=16000, channels=1, seed=0, **options):
+    """A file of noise in the format of its suffix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    samples = np.random.default_rng(seed).normal(
+        0, 0.1, (round(seconds * rate), channels)
+    )
+    soundfile.write(path, samples.clip(-1, 1), rate, **options)
+    return path
+
+
+@pytest.fixture(scope="session")
+def quickstart(tmp_path_factory):
+    """A Hugging Face folder of ``random:quickstart``."""
+    folder = tmp_path_factory.mktemp("model") / "quickstart"
+    return random_model.build_folder("quickstart", folder, SEED)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return model.load_tokenizer("random:quickstart")
+
+
+@pytest.fixture(scope="session")
+def _built(quickstart):
+    return {
+        adaptation: model.Whisper(quickstart, adaptation, False, "unused", SEED)
+        for adaptation in model.ADAPTATIONS
+    }
+
+
+@pytest.fixture
+def build(_built):
+    """A fresh Whisper with the session's weights; its tokenizer is shared."""
+
+    def whisper(adaptation="full"):
+        original = _built[adaptation]
+        shared = {id(original.tokenizer): original.tokenizer}
+        return copy.deepcopy(original, shared)
+
+    return whisper

@@ -1,0 +1,308 @@
+"""The model against Transformers, and what of it is trained and kept."""
+
+import json
+
+import pytest
+import torch
+from conftest import SEED, noise
+from local import model, random_model
+from safetensors.torch import load_file, save_file
+from transformers import (
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+)
+
+PREFIX = [50258, 50264, 50359, 50363]
+TOKENS = torch.tensor(
+    [PREFIX + [1, 20, 300, 4000], PREFIX + [50000, 6, 50257, 50257]]
+)
+
+
+def batch(whisper, n_clips=2, seconds=3.0):
+    clips = [noise(seconds, seed=i) for i in range(n_clips)]
+    return torch.stack(clips), TOKENS[:n_clips]
+
+
+def objective(logits):
+    """A scalar that every logit moves by another weight."""
+    generator = torch.Generator().manual_seed(1)
+    return (logits * torch.randn(logits.shape, generator=generator)).sum()
+
+
+def gradients(whisper, mode=True):
+    whisper.train(mode)
+    objective(whisper(*batch(whisper))[1]).backward()
+    return {
+        name: parameter.grad
+        for name, parameter in whisper.model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+@pytest.fixture(scope="module")
+def transformers_model(quickstart):
+    return WhisperForConditionalGeneration.from_pretrained(quickstart)
+
+
+def test_logits_and_gradients_are_those_of_transformers(
+    build, transformers_model
+):
+    whisper = build()
+    wavs, tokens = batch(whisper)
+    states, logits = whisper(wavs, tokens)
+    assert states.shape == (2, 250, 144)
+    assert logits.shape == (2, 1 + 4, 51865)
+
+    padded = torch.nn.functional.pad(wavs, (0, 5 * 16000 - wavs.shape[1]))
+    theirs = transformers_model(
+        input_features=whisper.log_mel_spectrogram(padded),
+        decoder_input_ids=tokens,
+    )
+    torch.testing.assert_close(states, theirs.encoder_last_hidden_state)
+    expected = theirs.logits[:, len(PREFIX) - 1 :]
+    torch.testing.assert_close(logits, expected)
+
+    objective(logits).backward()
+    objective(expected).backward()
+    wanted = dict(transformers_model.model.named_parameters())
+    for name, parameter in whisper.model.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(
+                parameter.grad, wanted[name].grad, atol=1e-3, rtol=1e-3
+            )
+            assert parameter.grad.abs().sum() > 0 or "k_proj" in name
+    transformers_model.zero_grad()
+
+
+@pytest.mark.parametrize("loudness", [0.001, 0.1])
+def test_log_mel_is_that_of_transformers(build, quickstart, loudness):
+    wav = noise(2.7, loudness=loudness)
+    extractor = WhisperFeatureExtractor.from_pretrained(quickstart)
+    expected = extractor(
+        wav.numpy(), sampling_rate=16000, return_tensors="pt"
+    ).input_features
+    padded = torch.nn.functional.pad(wav, (0, 80000 - len(wav)))[None]
+    mel = build().log_mel_spectrogram(padded)
+    assert mel.shape == (1, 80, 500)
+    torch.testing.assert_close(mel, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_log_mel_does_not_hear_the_neighbour(build, autocast):
+    whisper = build()
+    quiet, loud = noise(5, 0, 0.001), noise(5, 1, 0.9)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        alone = whisper.log_mel_spectrogram(quiet[None])[0]
+        beside = whisper.log_mel_spectrogram(torch.stack([quiet, loud]))[0]
+    assert alone.dtype == beside.dtype == torch.float32
+    assert (alone - beside).abs().max() == 0
+    assert (alone - whisper.log_mel_spectrogram(quiet[None])[0]).any() == 0
+
+
+def test_short_audio_is_padded_to_the_context(build):
+    whisper = build().eval()
+    wavs, _ = batch(whisper, seconds=1.0)
+    padded = torch.nn.functional.pad(wavs, (0, 4 * 16000))
+    with torch.no_grad():
+        states = whisper.encode(wavs)
+        assert states.shape[1] == 250
+        assert torch.equal(states, whisper.encode(padded))
+        assert not torch.allclose(states, whisper.encode(padded.roll(16000)))
+
+
+def test_audio_over_the_context_is_an_error(build):
+    whisper = build()
+    whisper.encode(torch.zeros(1, 80000))
+    with pytest.raises(ValueError, match="80001 samples exceed.* 80000"):
+        whisper.encode(torch.zeros(1, 80001))
+
+
+def test_the_sinusoids_are_fixed_and_all_else_is_trained(build):
+    fixed = {
+        name
+        for name, parameter in build().model.named_parameters()
+        if not parameter.requires_grad
+    }
+    assert fixed == {"encoder.embed_positions.weight"}
+
+
+def test_frozen_encoder(build):
+    whisper = build("frozen_encoder")
+    before = {k: v.clone() for k, v in whisper.model.state_dict().items()}
+    got = gradients(whisper)
+    names = dict(whisper.model.named_parameters())
+    decoder = {name for name in names if name.startswith("decoder.")}
+    assert {n for n, p in names.items() if p.requires_grad} == decoder
+    assert set(got) == decoder
+    assert whisper.trained_state().keys() == decoder
+
+    assert whisper.model.decoder.training
+    assert not any(m.training for m in whisper.model.encoder.modules())
+    states, logits = whisper(*batch(whisper))
+    assert not states.requires_grad and logits.requires_grad
+    torch.optim.SGD(whisper.parameters(), lr=0.1).step()
+    after = whisper.model.state_dict()
+    for name in before:
+        if name.startswith("encoder."):
+            assert torch.equal(before[name], after[name])
+    assert not torch.equal(
+        before["decoder.embed_tokens.weight"],
+        after["decoder.embed_tokens.weight"],
+    )
+    whisper.eval()
+    assert not any(m.training for m in whisper.modules())
+
+
+def test_frozen_encoder_has_the_decoder_gradients_of_full(build):
+    full, frozen = gradients(build()), gradients(build("frozen_encoder"))
+    assert any(name.startswith("encoder.") for name in full)
+    for name, gradient in frozen.items():
+        torch.testing.assert_close(gradient, full[name], msg=name)
+
+
+@pytest.mark.parametrize("adaptation", model.ADAPTATIONS)
+def test_gradient_checkpointing_changes_nothing_but_memory(
+    build, quickstart, adaptation
+):
+    plain = build(adaptation)
+    saving = model.Whisper(quickstart, adaptation, True, "unused", SEED)
+    counts = []
+    layer = saving.model.decoder.layers[0].fc2
+    layer.register_forward_pre_hook(lambda *_: counts.append(1))
+    wanted, got = gradients(plain), gradients(saving)
+    assert len(counts) == 2  # forward, and again in backward
+    assert wanted.keys() == got.keys()
+    for name, gradient in wanted.items():
+        assert torch.equal(gradient, got[name]), name
+    with torch.no_grad():
+        assert torch.equal(plain(*batch(plain))[1], saving(*batch(saving))[1])
+
+
+# In a checkpoint
+
+
+def changed(whisper):
+    with torch.no_grad():
+        for parameter in whisper.trained_state().values():
+            parameter.add_(0.5)
+    return whisper
+
+
+@pytest.mark.parametrize("adaptation", model.ADAPTATIONS)
+def test_save_and_load(build, tmp_path, adaptation):
+    trained = changed(build(adaptation))
+    trained.save(tmp_path / "whisper.ckpt")
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "whisper.ckpt",
+        "model.safetensors",
+    }
+    stored = load_file(tmp_path / "model.safetensors")
+    assert stored.keys() == trained.trained_state().keys()
+    has_encoder = any(name.startswith("encoder.") for name in stored)
+    assert has_encoder == (adaptation == "full")
+    identity = json.loads((tmp_path / "whisper.ckpt").read_text())
+    assert identity["adaptation"] == adaptation
+
+    fresh = build(adaptation)
+    fresh.load(tmp_path / "whisper.ckpt", end_of_epoch=True)
+    wanted = trained.model.state_dict()
+    for name, tensor in fresh.model.state_dict().items():
+        assert torch.equal(tensor, wanted[name]), name
+    assert all(
+        p.requires_grad == q.requires_grad
+        for p, q in zip(fresh.parameters(), trained.parameters(), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "saved, loaded",
+    [("full", "frozen_encoder"), ("frozen_encoder", "full")],
+)
+def test_load_of_another_adaptation(build, tmp_path, saved, loaded):
+    build(saved).save(tmp_path / "whisper.ckpt")
+    whisper = build(loaded)
+    before = whisper.model.encoder.conv1.weight.clone()
+    with pytest.raises(ValueError, match=f"adaptation='{loaded}'.*encoder"):
+        whisper.load(tmp_path / "whisper.ckpt", end_of_epoch=False)
+    assert torch.equal(whisper.model.encoder.conv1.weight, before)
+
+
+def test_load_of_another_size(build, tmp_path):
+    whisper = build()
+    whisper.save(tmp_path / "whisper.ckpt")
+    stored = load_file(tmp_path / "model.safetensors")
+    stored["encoder.conv1.bias"] = torch.zeros(1)  # would broadcast
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="encoder.conv1.bias"):
+        whisper.load(tmp_path / "whisper.ckpt", end_of_epoch=False)
+
+
+# Sources
+
+
+def test_a_source_in_fp16_is_loaded_as_fp32(quickstart, tmp_path):
+    half = WhisperForConditionalGeneration.from_pretrained(
+        quickstart, dtype=torch.float16
+    )
+    half.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert {t.dtype for t in stored.values()} == {torch.float16}
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).symlink_to(f"{quickstart}/{name}")
+    name = "preprocessor_config.json"
+    (tmp_path / name).symlink_to(f"{quickstart}/{name}")
+    whisper = model.Whisper(str(tmp_path), "full", False, "unused", SEED)
+    assert {p.dtype for p in whisper.parameters()} == {torch.float32}
+    assert torch.equal(
+        whisper.model.encoder.conv1.weight,
+        half.model.encoder.conv1.weight.float(),
+    )
+
+
+def test_random_source_is_built_once_and_per_size_and_seed(
+    tmp_path, monkeypatch
+):
+    def whisper(size, seed):
+        return model.Whisper(
+            f"random:{size}", "full", False, str(tmp_path / "r"), seed
+        ).model
+
+    first = whisper("quickstart", 1)
+    files = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    again = whisper("quickstart", 1)
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == files
+    weight = first.decoder.embed_tokens.weight
+    assert torch.equal(weight, again.decoder.embed_tokens.weight)
+    other = whisper("quickstart", 2)
+    assert not torch.equal(weight, other.decoder.embed_tokens.weight)
+    monkeypatch.setitem(random_model.SIZES, "mini", random_model.Size(*[4] * 4))
+    assert whisper("mini", 1).config.d_model == 4
+
+
+def test_prefix_and_context(quickstart, tokenizer):
+    assert tokenizer.prefix_tokens == PREFIX
+    assert model.load_tokenizer(quickstart).prefix_tokens == PREFIX
+    assert model.context_seconds(quickstart) == 5
+    assert model.context_seconds("random:quickstart") == 5
+    assert model.context_seconds("random:large-v3") == 30
+
+
+def test_a_missing_source_is_named(tmp_path):
+    for source in ("nobody/has-this", "results/nothing"):
+        with pytest.raises(FileNotFoundError, match=f"whisper_hub='{source}'"):
+            model.load_tokenizer(source)
+    with pytest.raises(ValueError, match="no size 'huge'; choose tiny, base"):
+        model.load_tokenizer("random:huge")
+
+
+def test_an_english_only_source_is_refused(quickstart, tmp_path):
+    """OpenAI's have the token <|ko|> too, and every special one lower."""
+    vocabulary = json.loads(open(f"{quickstart}/tokenizer.json").read())
+    for token in vocabulary["added_tokens"]:
+        token["id"] -= 1
+    ids = vocabulary["model"]["vocab"]
+    del ids[max(ids, key=ids.get)]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    assert '"<|ko|>"' in json.dumps(vocabulary)
+    with pytest.raises(ValueError, match="English-only.*multilingual Whisper"):
+        model.load_tokenizer(str(tmp_path))
