@@ -20,12 +20,17 @@ def pitch(samples):
     return spectrum.argmax() * 16000 / len(samples)
 
 
-@pytest.mark.parametrize("suffix", ["wav", "flac", "mp3", "ogg", "opus"])
-@pytest.mark.parametrize("rate", [8000, 16000, 44100, 48000])
+@pytest.mark.parametrize(
+    "suffix, rate",
+    [
+        (suffix, rate)
+        for suffix in ("wav", "flac", "mp3", "ogg", "opus")
+        for rate in (8000, 16000, 44100, 48000)
+        if (suffix, rate) != ("opus", 44100)  # which does not exist
+    ],
+)
 @pytest.mark.parametrize("channels", [1, 2])
 def test_formats_rates_and_channels(tmp_path, suffix, rate, channels):
-    if suffix == "opus" and rate == 44100:
-        pytest.skip("opus knows no 44.1 kHz")
     path = tmp_path / f"clip.{suffix}"
     columns = [tone(rate=rate)] * channels
     options = {"format": "OGG", "subtype": "OPUS"} if suffix == "opus" else {}

@@ -4,6 +4,8 @@ In: a manifest CSV, a tokenizer.
 Out: rows that fit the model; samples and tokens of one row.
 """
 
+from itertools import cycle, islice
+
 import torch
 
 from local import audio, manifest
@@ -154,8 +156,8 @@ class EpochSampler(torch.utils.data.Sampler):
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(self.n_items, generator=generator).tolist()
-        order += order[: len(self) * self.n_ranks - self.n_items]
-        return iter(order[self.rank :: self.n_ranks])
+        n_taken = len(self) * self.n_ranks
+        return islice(cycle(order), self.rank, n_taken, self.n_ranks)
 
 
 def shard(n_items, rank, n_ranks):

@@ -5,10 +5,13 @@ Out: a CSV file, or a dictionary of rows for SpeechBrain's datasets.
 """
 
 import csv
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterable, Optional
+
+from local import text
 
 COLUMNS = (
     "ID",
@@ -112,7 +115,8 @@ def read(path: Path, data_root: str) -> Dict[str, dict]:
     Raises
     ------
     ValueError
-        A column is missing, an ID stands twice, or a number is none.
+        A column is missing, a row is longer or shorter than the header, an
+        ID stands twice, or a number is none.
     """
     rows = {}
     with open(path, encoding="utf-8-sig", newline="") as file:
@@ -135,10 +139,17 @@ def read(path: Path, data_root: str) -> Dict[str, dict]:
 
 
 def _typed(row: dict, path: Path, line: int, data_root: str) -> dict:
+    if None in row:  # cutting a label at its comma would go unseen
+        raise ValueError(
+            f"{path}, line {line}: more cells than columns; put a text with a "
+            "comma in double quotes"
+        )
+    if row["wav"] is None:
+        raise ValueError(f"{path}, line {line}: the row ends before its wav")
     try:
-        row["duration"] = float(row["duration"])
+        row["duration"] = _seconds(row["duration"])
         for cut in ("start", "stop"):
-            row[cut] = float(row[cut]) if row.get(cut) else None
+            row[cut] = _seconds(row[cut]) if row.get(cut) else None
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{path}, line {line}: duration, start and stop are seconds: "
@@ -146,6 +157,13 @@ def _typed(row: dict, path: Path, line: int, data_root: str) -> dict:
         ) from None
     if row["wav"].startswith(DATA_ROOT):
         row["wav"] = str(data_root).rstrip("/") + row["wav"][len(DATA_ROOT) :]
-    row["wrd"] = row["wrd"] or ""
+    row["wrd"] = text.for_label(row["wrd"] or "")
     row["category"] = row.get("category") or ""
     return row
+
+
+def _seconds(cell: str) -> float:
+    seconds = float(cell)
+    if not math.isfinite(seconds):
+        raise ValueError(f"'{cell}' is no time")
+    return seconds

@@ -17,6 +17,8 @@ from rapidfuzz.distance import Levenshtein
 from local import text as korean
 from speechbrain.utils.metric_stats import ErrorRateStats
 
+METRICS = ("CER", "WER")  # what the best checkpoint can be chosen by
+RATES = ("CER", "CER_no_space", "WER", "sWER", "CER_raw", "WER_raw")
 Pairs = List[Tuple[str, str]]  # reference, hypothesis
 
 
