@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 SCRIPT = Path(__file__).with_name("rank_weights.py")
 TWO = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone")
-# 37 training clips: the last step is smaller than the others, and odd
+# 34 training clips: the last step of an epoch is smaller than the others.
 SETTINGS = {"number_of_epochs": 2, "lr": 0.0003, "warmup_steps": 4}
 
 

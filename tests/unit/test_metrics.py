@@ -135,9 +135,10 @@ def test_files_round_trip(tmp_path):
         Record("b", "", "어", 0.1),
     ]
     folder = tmp_path / "scores"
-    scores = metrics.write_scores(folder, "test.full", records, loss=1 / 3)
+    scores = score(records, 1 / 3)
+    metrics.write_scores(folder, "test.full", records, scores)
     saved = json.loads((folder / "test.full.json").read_text("utf-8"))
-    assert saved == scores == score(records, 1 / 3)
+    assert saved == scores
     text = (folder / "test.full.jsonl").read_text("utf-8")
     assert "네, 가요." in text
     rows = [json.loads(line) for line in text.split("\n")[:-1]]
@@ -160,13 +161,13 @@ def full_disk(*_arguments, **_options):
 @pytest.mark.parametrize("owner, name", [(os, "replace"), (Path, "write_text")])
 def test_a_full_disk_leaves_the_old_files(tmp_path, monkeypatch, owner, name):
     old = records_of(("네", "네"))
-    metrics.write_scores(tmp_path, "test", old)
+    metrics.write_scores(tmp_path, "test", old, score(old))
     metrics.write_alignments(tmp_path / "wer_test.txt", old)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     monkeypatch.setattr(owner, name, full_disk)
     new = records_of(("네", "아니"))
     with pytest.raises(OSError):
-        metrics.write_scores(tmp_path, "test", new)
+        metrics.write_scores(tmp_path, "test", new, score(new))
     with pytest.raises(OSError):
         metrics.write_alignments(tmp_path / "wer_test.txt", new)
     assert {path: path.read_bytes() for path in before} == before

@@ -154,24 +154,6 @@ def test_a_finished_folder_is_reused_and_a_broken_one_never_seen(
     assert os.listdir(tmp_path) == ["mini"]
 
 
-def test_two_ranks_that_build_at_once(tmp_path, monkeypatch):
-    """The slower one finds the folder finished, and takes it."""
-    size = random_model.Size(8, 2, 1, 1, context_s=1)
-    monkeypatch.setitem(random_model.SIZES, "mini", size)
-    folder = tmp_path / "mini"
-    replace = os.replace
-
-    def late(source, target):
-        folder.mkdir()
-        (folder / "config.json").write_text("of the other rank")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", late)
-    assert random_model.build_folder("mini", folder, 1) == str(folder)
-    assert (folder / "config.json").read_text() == "of the other rank"
-    assert os.listdir(tmp_path) == ["mini"]
-
-
 def test_unknown_size():
     with pytest.raises(ValueError, match="no size 'medum'; choose tiny, base"):
         random_model.size_named("medum")

@@ -223,8 +223,8 @@ class ASR(sb.Brain):
             self.checkpointer.save_and_keep_only(
                 meta={best: scores[best], "epoch": epoch}, min_keys=[best]
             )
-        elif if_main_process():
-            self.write_scores(records, mean_loss)
+        else:
+            self.report(records, mean_loss)
 
     def gather(self):
         """Records of all ranks in the order of their IDs, and the mean loss."""
@@ -236,16 +236,16 @@ class ASR(sb.Brain):
         nats, tokens = sum(totals for _, totals in parts).tolist()
         return [records[k] for k in sorted(records)], nats / max(tokens, 1)
 
-    def write_scores(self, records, mean_loss):
-        """Files of one test set: scores, utterances, alignments."""
-        folder = Path(self.hparams.output_folder)
-        scores = metrics.write_scores(
-            folder / "scores", self.test_name, records, mean_loss
-        )
-        metrics.write_alignments(folder / f"wer_{self.test_name}.txt", records)
-        self.test_scores[self.test_name] = scores
+    def report(self, records, mean_loss):
+        """Scores and files of one test set."""
+        name = self.test_name
+        scores = self.test_scores[name] = metrics.score(records, mean_loss)
+        if if_main_process():
+            folder = Path(self.hparams.output_folder)
+            metrics.write_scores(folder / "scores", name, records, scores)
+            metrics.write_alignments(folder / f"wer_{name}.txt", records)
         self.hparams.train_logger.log_stats(
-            stats_meta={"test set": self.test_name},
+            stats_meta={"test set": name},
             test_stats={k: scores[k] for k in ("loss", *metrics.RATES)},
         )
 

@@ -172,12 +172,9 @@ def record_row(record: Record) -> dict:
 
 
 def write_scores(
-    folder: Path,
-    name: str,
-    records: Iterable[Record],
-    loss: Optional[float] = None,
-) -> dict:
-    """Scores a set and writes ``<name>.json`` and ``<name>.jsonl``.
+    folder: Path, name: str, records: Iterable[Record], scores: dict
+) -> None:
+    """Writes ``<name>.json`` and ``<name>.jsonl``.
 
     Arguments
     ---------
@@ -187,12 +184,7 @@ def write_scores(
         Of the set.
     records : iterable of Record
         In the order of the lines.
-    loss : float or None
-        As in `score`.
-
-    Returns
-    -------
-    dict
+    scores : dict
         As `score` gives it.
 
     Raises
@@ -200,8 +192,6 @@ def write_scores(
     OSError
         A file cannot be written; the one that was there is whole.
     """
-    records = list(records)
-    scores = score(records, loss)
     rows = (
         json.dumps(record_row(record), ensure_ascii=False) + "\n"
         for record in records
@@ -209,7 +199,6 @@ def write_scores(
     folder.mkdir(parents=True, exist_ok=True)
     _replace(folder / f"{name}.jsonl", "".join(rows))
     _replace(folder / f"{name}.json", json.dumps(scores, indent=2) + "\n")
-    return scores
 
 
 def _replace(path: Path, content: str) -> None:

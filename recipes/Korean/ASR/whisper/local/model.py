@@ -19,6 +19,7 @@ from speechbrain.utils.checkpoints import (
     mark_as_saver,
     register_checkpoint_hooks,
 )
+from speechbrain.utils.distributed import run_on_main
 
 ADAPTATIONS = ("full", "frozen_encoder")
 RANDOM = "random:"
@@ -116,9 +117,8 @@ class Whisper(WhisperLobe):
         source = whisper_hub
         if whisper_hub.startswith(RANDOM):
             size = whisper_hub[len(RANDOM) :]
-            source = random_model.build_folder(
-                size, Path(random_folder) / f"{size}_{seed}", seed
-            )
+            source = str(Path(random_folder) / f"{size}_{seed}")
+            run_on_main(random_model.build_folder, args=[size, source, seed])
         super().__init__(
             source,
             save_path=HF_HUB_CACHE,  # one download serves every run

@@ -10,7 +10,7 @@ import argparse
 import hashlib
 import json
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -69,9 +69,11 @@ def prepare(
     Raises
     ------
     ValueError, FileNotFoundError
-        Unknown corpus, missing folder or column, or no clip left.
+        Unknown corpus, missing folder or column, manifests into the corpus
+        folder itself, or no clip left.
     """
     data_folder, out = Path(data_folder).resolve(), Path(out)
+    _require_apart(data_folder, out)
     settings = {
         "corpus": corpus,
         "data_folder": str(data_folder),
@@ -106,13 +108,26 @@ def prepare(
             dropped.append((utterance, reason, detail))
         else:
             kept.append(utterance)
-    splits = _split(kept, heldout_share)
+    of_corpus = [u.split for u in kept] + [u.split for u, *_ in dropped]
+    splits = _split(kept, of_corpus, heldout_share)
     _require_clips(splits, dropped, data_folder)
-    for path in out.glob("*.csv"):
-        path.unlink()
+    (out / REPORT).unlink(missing_ok=True)  # it tells of the files below
+    for pattern in ("train.csv", "valid.csv", "test*.csv"):
+        for path in out.glob(pattern):
+            path.unlink()
     for name, utterances in splits.items():
         manifest.write(out / f"{name}.csv", utterances, corpus, data_folder)
     _write_json(out / REPORT, _report(settings, splits, dropped))
+
+
+def _require_apart(data_folder, out):
+    """A corpus may have a train.csv of its own."""
+    folder = data_folder.parent if data_folder.is_file() else data_folder
+    if out.resolve() == folder:
+        raise ValueError(
+            f"out={out} is the corpus folder, into which nothing is written; "
+            "choose another"
+        )
 
 
 def _fingerprint(transcripts):
@@ -130,10 +145,10 @@ def _finished(out, settings):
     """Whether an earlier preparation with the same settings is complete."""
     try:
         report = json.loads((out / REPORT).read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
-        return False
-    files = [out / f"{name}.csv" for name in report["kept"]]
-    same = report["settings"] == json.loads(json.dumps(settings))
+        files = [out / f"{name}.csv" for name in report["kept"]]
+        same = report["settings"] == json.loads(json.dumps(settings))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return False  # none, or half of one
     return same and all(path.is_file() for path in files)
 
 
@@ -180,9 +195,13 @@ def _reason(utterance, detail, seen, longest_s, label_fits, keep_no_speech):
     return "" if label_fits(utterance.text) else "label_too_long"
 
 
-def _split(utterances, heldout_share):
-    """Split name to utterances; holds out what the corpus lacks."""
-    splits = defaultdict(list)
+def _split(utterances, of_corpus, heldout_share):
+    """Split name to utterances; holds out what the corpus lacks.
+
+    A split of the corpus that has no clip left stays, and stays empty: a test
+    on clips of train would pass for the test of the corpus.
+    """
+    splits = {name: [] for name in ("train", *of_corpus)}
     for utterance in utterances:
         splits[utterance.split].append(utterance)
     missing = [] if "valid" in splits else ["valid"]
@@ -190,7 +209,7 @@ def _split(utterances, heldout_share):
         missing.append("test")
     for name in missing:
         _hold_out(splits, name, heldout_share)
-    return dict(splits)
+    return splits
 
 
 def _hold_out(splits, name, share):

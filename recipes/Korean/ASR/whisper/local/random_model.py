@@ -123,12 +123,7 @@ def build_folder(name: str, folder: Path, seed: int) -> str:
     WhisperFeatureExtractor(
         feature_size=size.n_mels, chunk_length=size.context_s
     ).save_pretrained(temporary)
-    try:
-        os.replace(temporary, folder)
-    except OSError:  # another rank was first
-        if not folder.is_dir():
-            raise
-        shutil.rmtree(temporary)
+    os.replace(temporary, folder)
     return str(folder)
 
 

@@ -13,6 +13,7 @@ import torch
 from hyperpyyaml import resolve_references
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.error import YAMLError
 
 from local import corpora, model, random_model
 from local.corpora.manifest import COLUMNS
@@ -41,6 +42,7 @@ def _number(low, high=float("inf"), whole=False, above=False):
             isinstance(value, bool)
             or not isinstance(value, types)
             or not low <= value <= high
+            or value == float("inf")
             or (above and value == low)
         ):
             return f"give {kind} {bound}{limit}"
@@ -151,7 +153,7 @@ def check(hparams_file, overrides, run_opts):
             f"no hyperparameter file '{hparams_file}'; here are "
             f"{', '.join(found) or 'none: start from the recipe folder'}"
         )
-    given = YAML(typ="safe").load(overrides) or {} if overrides else {}
+    given = _given(overrides)
     template = _plain(Path(hparams_file).read_text(encoding="utf-8"))
     problems = _mistyped(given, template)
     known = {k: v for k, v in given.items() if k in template}
@@ -161,14 +163,29 @@ def check(hparams_file, overrides, run_opts):
         if name in RULES:
             plain[name] = run_opts[name]
     problems += _unknown_in_file(template)
-    problems += _wrong_values(plain)
-    if not problems:
-        problems = _contradictions(plain, run_opts)
+    wrong = _wrong_values(plain)
+    problems += wrong.values()
+    sound = {k: v for k, v in plain.items() if k not in wrong}
+    problems += _contradictions(sound, run_opts)
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise ValueError(
             f"{len(problems)} problem(s) in the settings:\n{lines}"
         )
+
+
+def _given(overrides):
+    """The command line's settings, by name."""
+    try:
+        given = YAML(typ="safe").load(overrides or "{}")
+    except YAMLError as error:
+        given = error
+    if not isinstance(given, dict):
+        raise ValueError(
+            f"the command line cannot be read: {given}\n"
+            "write --setting=value, each once, and quote what holds brackets"
+        )
+    return given
 
 
 def _plain(text):
@@ -211,6 +228,8 @@ def _mistyped(given, template, above=""):
         elif isinstance(value, dict) and name != "columns":
             inner = template[name] if isinstance(template[name], dict) else {}
             problems += _mistyped(value, inner, f"{path}.")
+        elif isinstance(template[name], dict) and name != "columns":
+            problems.append(f"{path}={value!r}: give a mapping of its settings")
     return problems
 
 
@@ -232,32 +251,39 @@ def _unknown_in_file(template):
 
 
 def _wrong_values(plain):
-    problems = []
+    """Setting to what is wrong with its value."""
+    problems = {}
     for name, rule in RULES.items():
         if name not in plain:
             continue
         value = plain[name]
         if name == "data_folder" and value == PLACEHOLDER:
-            problems.append("data_folder: missing; give --data_folder=FOLDER")
+            problems[name] = "data_folder: missing; give --data_folder=FOLDER"
         elif wrong := rule(value):
-            problems.append(f"{name}={value!r}: {wrong}")
+            problems[name] = f"{name}={value!r}: {wrong}"
     return problems
 
 
 def _contradictions(plain, run_opts):
-    """What single values cannot show: folders, hardware, older checkpoints."""
+    """What single values cannot show: folders, hardware, older checkpoints.
+
+    Settings whose value is wrong by itself are not in ``plain``.
+    """
     problems = []
-    folder = "manifest_folder" if plain["manifest_folder"] else "data_folder"
-    if not os.path.exists(plain[folder]):
+    manifests = plain.get("manifest_folder")
+    folder = "manifest_folder" if manifests else "data_folder"
+    if folder in plain and not os.path.exists(plain[folder]):
         remedy = f"--{folder}=FOLDER must exist"
-        if plain["data_folder"] == "results/quickstart_corpus":
+        if plain[folder] == "results/quickstart_corpus":
             remedy = f"first run python -m local.synthesize {plain[folder]}"
         problems.append(f"{folder}={plain[folder]!r}: no such folder; {remedy}")
     device = run_opts["device"] or ""
     on_cpu = device.startswith("cpu") or not torch.cuda.is_available()
     for name in ("precision", "eval_precision"):
-        if on_cpu and plain[name] == "fp16":
+        if on_cpu and plain.get(name) == "fp16":
             problems.append(f"{name}='fp16': not on a CPU; choose bf16 or fp32")
+    if "save_folder" not in plain:
+        return problems
     saved = list(Path(plain["save_folder"]).glob("CKPT+*"))
     if run_opts["test_only"] and not saved:
         problems.append(
@@ -274,7 +300,7 @@ def _other_checkpoints(plain):
         different = [
             f"{name}={saved[name]!r}, this run has {plain[name]!r}"
             for name in saved
-            if saved[name] != plain[name]
+            if name in plain and saved[name] != plain[name]
         ]
         if different:
             return [
