@@ -227,6 +227,15 @@ def test_decomposed_text_is_composed(corpus, tmp_path):
     ]
 
 
+def test_whatever_a_reader_gives_is_composed(corpus, tmp_path, monkeypatch):
+    label = unicodedata.normalize("NFD", "값\t둘")
+    wav = str(corpus.folder / clip(corpus, "a.wav"))
+    found = [manifest.Utterance("a", wav, label, "test")]
+    monkeypatch.setattr(prepare.corpora, "read", lambda *_: iter(found))
+    splits, _ = run(simple(corpus), tmp_path / "out")
+    assert splits["test"]["a"]["wrd"] == "값 둘"
+
+
 @pytest.mark.parametrize("rate, channels", [(8000, 1), (44100, 2)])
 def test_wrong_rate_and_stereo(corpus, tmp_path, rate, channels):
     simple(corpus)
@@ -326,6 +335,9 @@ def test_changed_transcripts_prepare_again(corpus, tmp_path):
     run(folder, out)
     corpus((clip(corpus, "new.wav"), "새것", "train", "new"))
     assert "new" in run(folder, out)[0]["train"]
+    same_size = corpus.listed.read_text().replace("새것", "헌것")
+    corpus.listed.write_text(same_size)
+    assert run(folder, out)[0]["train"]["new"]["wrd"] == "헌것"
 
 
 @pytest.mark.parametrize("lost", ["train.csv", "test.csv", prepare.REPORT])
@@ -409,7 +421,10 @@ def test_a_full_disk_claims_nothing(
 ):
     folder, out = simple(corpus), tmp_path / "out"
     older = run(folder, out)
-    shorter = {"label_fits": lambda text: text != "문장 3", "heldout_share": 0.3}
+    shorter = {
+        "label_fits": lambda text: text != "문장 3",
+        "heldout_share": 0.3,
+    }
     with monkeypatch.context() as patched:
         full = FullDisk(getattr(where, name), n_before)
         patched.setattr(where, name, full)

@@ -154,11 +154,13 @@ def check(hparams_file, overrides, run_opts):
             f"{', '.join(found) or 'none: start from the recipe folder'}"
         )
     given = _given(overrides)
-    template = _plain(Path(hparams_file).read_text(encoding="utf-8"))
+    text = Path(hparams_file).read_text(encoding="utf-8")
+    # As a plain value, since HyperPyYAML stops at the first of its own.
+    text = text.replace(PLACEHOLDER, f'"{PLACEHOLDER}"')
+    template = _plain(text)
     problems = _mistyped(given, template)
     known = {k: v for k, v in given.items() if k in template}
-    with open(hparams_file, encoding="utf-8") as file:
-        plain = _plain(resolve_references(file, known).getvalue())
+    plain = _plain(resolve_references(text, known).getvalue())
     for name in run_opts.overridden_args:
         if name in RULES:
             plain[name] = run_opts[name]
@@ -200,8 +202,7 @@ class _PlainConstructor(SafeConstructor):
 
 
 def _without_tag(constructor, suffix, node):
-    if suffix.upper() == PLACEHOLDER[1:]:
-        return PLACEHOLDER
+    del suffix
     if node.id == "mapping":
         return constructor.construct_mapping(node, deep=True)
     if node.id == "sequence":

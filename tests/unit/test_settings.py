@@ -1,0 +1,340 @@
+"""Every setting is checked, and all problems are told together."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from local import settings
+from local.settings import RULES
+
+import speechbrain as sb
+
+HPARAMS = Path(settings.__file__).parents[1] / "hparams"
+QUICKSTART, LARGE = HPARAMS / "quickstart.yaml", HPARAMS / "train_large_v3.yaml"
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch):
+    """Checks a command line; its problems, one a line."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus").mkdir()
+
+    def check(*arguments, hparams=QUICKSTART, data_folder="corpus"):
+        words = [str(hparams), *arguments]
+        if data_folder:
+            words.append(f"--data_folder={data_folder}")
+        hparams_file, run_opts, overrides = sb.parse_arguments(words)
+        try:
+            settings.check(hparams_file, overrides, run_opts)
+        except ValueError as error:
+            head, *lines = str(error).split("\n  - ")
+            assert head == f"{len(lines)} problem(s) in the settings:"
+            return lines
+        return []
+
+    return check
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+@pytest.mark.parametrize("hparams", sorted(HPARAMS.glob("*.yaml")))
+def test_the_files_are_right_as_they_are(check, hparams):
+    assert check(hparams=hparams) == []
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--lr=5e-6",
+        "--lr=1",
+        "--whisper_hub=random:tiny",
+        "--whisper_hub=openai/whisper-small",
+        "--whisper_hub=./corpus",
+        "--adaptation=frozen_encoder",
+        "--columns={text: 문장, path: 파일}",
+        "--speeds=[90, 100]",
+        "--precision=fp32",
+        "--max_grad_norm=0.5",
+        "--ckpt_interval_minutes=2",
+        "--train_loader_kwargs={num_workers: 3}",
+        "--manifest_folder=corpus",
+        "--output_folder=$elsewhere",
+        "--seed=0",
+        "--device=cpu",
+        "--debug",
+    ],
+)
+def test_right_values(check, argument):
+    assert check(argument) == []
+
+
+WRONG = {
+    "whisper_hub": [
+        ("random:huge", "choose random: with tiny, base, small"),
+        ("./none", "there is no such folder"),
+        ("/none", "there is no such folder"),
+        ("7", "give a hub name, a local folder, or random:SIZE"),
+    ],
+    "adaptation": [
+        ("lora", "choose full, frozen_encoder"),
+        ("Full", "choose full, frozen_encoder"),
+    ],
+    "gradient_checkpointing": [("maybe", "choose True, False")],
+    "corpus": [("zerot", "choose common_voice, fleurs, ksponspeech, manifest")],
+    "data_folder": [("", "give a text"), ("5", "give a text")],
+    "text_form": [("phonetic", "choose spelling, pronunciation")],
+    "columns": [
+        ("text", "give a mapping such as {path: file"),
+        ("{txt: a}", "txt is none of path, text, id"),
+    ],
+    "keep_no_speech": [("yes", "choose True, False")],
+    "heldout_share": [
+        ("0", "give a number above 0, at most 0.5"),
+        ("0.6", "above 0, at most 0.5"),
+        ("a", "above 0, at most 0.5"),
+    ],
+    "manifest_folder": [("5", "give a folder, or nothing")],
+    "train_csv": [("", "give a text")],
+    "valid_csv": [("[a]", "give a text")],
+    "test_csv": [("5", "give a text")],
+    "seed": [
+        ("-1", "a whole number of at least 0"),
+        ("1.5", "a whole number of at least 0"),
+        ("True", "a whole number of at least 0"),
+    ],
+    "output_folder": [("", "give a text")],
+    "save_folder": [("5", "give a text")],
+    "number_of_epochs": [("0", "a whole number of at least 1")],
+    "batch_size": [("2.0", "a whole number of at least 1")],
+    "grad_accumulation_factor": [("0", "a whole number of at least 1")],
+    "lr": [
+        ("0", "give a number above 0"),
+        ("-1e-5", "give a number above 0"),
+        ("1e-5x", "give a number above 0"),
+        (".nan", "give a number above 0"),
+        (".inf", "give a number above 0"),
+    ],
+    "warmup_steps": [("0", "a whole number of at least 1")],
+    "weight_decay": [("-0.1", "give a number of at least 0")],
+    "max_grad_norm": [("0", "above 0"), ("-1", "above 0"), ("nan", "above 0")],
+    "label_smoothing": [("1", "of at least 0, at most 0.99")],
+    "augment": [("1.5", "choose True, False")],
+    "speeds": [
+        ("[]", "give a list of percents such as [95, 100, 105]"),
+        ("95", "give a list of percents"),
+        ("[0.9, 1.1]", "give whole percents between 50 and 200"),
+        ("[100, 250]", "give whole percents between 50 and 200"),
+    ],
+    "precision": [],  # a run option: below
+    "eval_precision": [],
+    "best_metric": [("cer", "choose CER, WER"), ("BLEU", "choose CER, WER")],
+    "score_before_training": [("2", "choose True, False")],
+    "test_batch_size": [("0", "a whole number of at least 1")],
+    "test_beam_size": [("0", "a whole number of at least 1")],
+    "max_new_tokens": [("0", "at most 448"), ("449", "at most 448")],
+    "ckpt_interval_minutes": [("-1", "a number of at least 0")],
+    "num_workers": [("-1", "a whole number of at least 0")],
+}
+
+
+def test_every_rule_has_a_wrong_value():
+    assert WRONG.keys() == RULES.keys()
+
+
+@pytest.mark.parametrize(
+    "name, value, message",
+    [(name, *row) for name, rows in WRONG.items() for row in rows],
+)
+def test_a_wrong_value_is_named_with_the_choices(check, name, value, message):
+    data_folder = None if name == "data_folder" else "corpus"
+    (line,) = check(f"--{name}={value}", data_folder=data_folder)
+    assert line.startswith(f"{name}=")
+    assert message in line
+    if value.isalpha():
+        assert value in line
+
+
+@pytest.mark.parametrize("name", ["precision", "eval_precision"])
+@pytest.mark.parametrize("value", ["fp8", "bfloat16", "float32"])
+def test_precision(check, tmp_path, capsys, name, value):
+    with pytest.raises(SystemExit):  # SpeechBrain's own parser
+        check(f"--{name}={value}")
+    assert "fp32" in capsys.readouterr().err
+    content = QUICKSTART.read_text(encoding="utf-8")
+    lines = content.splitlines()
+    changed = [
+        f"{name}: {value}" if line.startswith(f"{name}:") else line
+        for line in lines
+    ]
+    (tmp_path / "own.yaml").write_text("\n".join(changed), encoding="utf-8")
+    (line,) = check(hparams=tmp_path / "own.yaml")
+    assert line == f"{name}={value!r}: choose fp32, bf16, fp16"
+
+
+def test_all_problems_are_told_together(check):
+    lines = check(
+        "--lr=fast",
+        "--batch_szie=4",
+        "--whisper={adaptaton: full}",
+        "--best_metric=BLEU",
+        "--precision=fp16",
+        "--max_grad_norm=-1",
+        data_folder="no/such",
+    )
+    starts = [
+        "batch_szie:",
+        "whisper.adaptaton:",
+        "lr='fast'",
+        "max_grad_norm=",
+    ]
+    starts += ["best_metric='BLEU'", "data_folder='no/such'"]
+    if not torch.cuda.is_available():
+        starts.append("precision='fp16'")
+    for start in starts:
+        assert sum(line.startswith(start) for line in lines) == 1, start
+    assert len(lines) == len(starts)
+
+
+@pytest.mark.parametrize(
+    "argument, message",
+    [
+        ("--batch_szie=4", "batch_szie: no such setting; did you mean batch_"),
+        ("--learning=1", "learning: no such setting; there are .*lr, warmup"),
+        (
+            "--train_loader_kwargs={num_worker: 1}",
+            "train_loader_kwargs.num_worker: .* did you mean num_workers",
+        ),
+        (
+            "--wav_augment={augmentatons: []}",
+            "wav_augment.augmentatons: .* did you mean augmentations",
+        ),
+        ("--opt_class=adam", "opt_class='adam': give a mapping"),
+    ],
+)
+def test_mistyped(check, argument, message):
+    (line,) = check(argument)
+    assert re.match(message, line)
+
+
+@pytest.mark.parametrize("argument", ["--lr=[1", "--lr=1 --lr=2", "stray"])
+def test_a_command_line_that_cannot_be_read(argument):
+    words = [str(QUICKSTART), *argument.split()]
+    hparams_file, run_opts, overrides = sb.parse_arguments(words)
+    with pytest.raises(ValueError, match="command line.*(?s:.*)each once"):
+        settings.check(hparams_file, overrides, run_opts)
+
+
+# A file of one's own
+
+
+def own(tmp_path, old, new):
+    content = QUICKSTART.read_text(encoding="utf-8")
+    assert old in content
+    path = tmp_path / "own.yaml"
+    path.write_text(content.replace(old, new), encoding="utf-8")
+    return path
+
+
+def test_a_setting_unknown_in_the_file(check, tmp_path):
+    (line,) = check(hparams=own(tmp_path, "\nlr: ", "\nmodel_size: 5\nlr: "))
+    assert line.startswith("model_size: no such setting; remove it")
+
+
+def test_a_setting_missing_in_the_file(check, tmp_path):
+    hparams = own(tmp_path, "\nbest_metric: ", "\n# ")
+    assert check(hparams=hparams) == ["best_metric: missing in the file"]
+
+
+def test_a_missing_file_names_those_there_are(check, tmp_path):
+    shutil.copytree(HPARAMS, tmp_path / "hparams")
+    with pytest.raises(FileNotFoundError) as error:
+        check(hparams="hparams/train_larg.yaml")
+    assert "no hyperparameter file 'hparams/train_larg.yaml'" in str(
+        error.value
+    )
+    assert "hparams/train_turbo.yaml" in str(error.value)
+    shutil.rmtree(tmp_path / "hparams")
+    with pytest.raises(FileNotFoundError, match="start from the recipe folder"):
+        check(hparams="hparams/train_larg.yaml")
+
+
+# Folders and hardware
+
+
+def test_data_folder_is_not_given(check):
+    assert check(hparams=LARGE, data_folder=None) == [
+        "data_folder: missing; give --data_folder=FOLDER"
+    ]
+
+
+def test_data_folder_is_not_there(check):
+    assert check(data_folder="none") == [
+        "data_folder='none': no such folder; --data_folder=FOLDER must exist"
+    ]
+
+
+def test_the_quickstart_corpus_is_not_made_yet(check):
+    (line,) = check(data_folder=None)
+    assert "first run python -m local.synthesize results/quick" in line
+
+
+def test_manifest_folder_is_not_there(check):
+    (line,) = check("--manifest_folder=none", data_folder="nor this")
+    assert line.startswith("manifest_folder='none': no such folder")
+    assert check("--manifest_folder=corpus", data_folder="nor this") == []
+
+
+@pytest.mark.parametrize("name", ["precision", "eval_precision"])
+def test_fp16_on_a_cpu(check, gpu, name):
+    assert check(f"--{name}=fp16") == []
+    assert check(f"--{name}=fp16", "--device=cpu") == [
+        f"{name}='fp16': not on a CPU; choose bf16 or fp32"
+    ]
+
+
+def test_fp16_without_a_gpu(check, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (line,) = check("--precision=fp16")
+    assert line.startswith("precision='fp16': not on a CPU")
+
+
+# Checkpoints
+
+
+def checkpoint(folder, **identity):
+    path = folder / "save/CKPT+2026-01-01+00-00-00+00"
+    path.mkdir(parents=True)
+    (path / "whisper.ckpt").write_text(json.dumps(identity))
+
+
+@pytest.mark.parametrize(
+    "saved, named",
+    [
+        ({"whisper_hub": "openai/whisper-base", "adaptation": "full"}, True),
+        ({"whisper_hub": "random:quickstart", "adaptation": "lora"}, True),
+        ({"whisper_hub": "random:quickstart", "adaptation": "full"}, False),
+    ],
+)
+def test_checkpoints_of_another_model(check, tmp_path, saved, named):
+    checkpoint(tmp_path, **saved)
+    lines = check(f"--output_folder={tmp_path}")
+    assert len(lines) == named
+    if named:
+        assert lines[0].startswith(f"save_folder='{tmp_path}/save': CKPT+2026")
+        assert "was trained with" in lines[0]
+        assert "choose another output_folder" in lines[0]
+    # Told beside the rest, too.
+    assert len(check(f"--output_folder={tmp_path}", "--lr=0")) == 1 + named
+
+
+def test_test_only_without_a_checkpoint(check, tmp_path):
+    (line,) = check("--test_only", f"--output_folder={tmp_path}")
+    assert line.startswith("test_only: no checkpoint in save_folder=")
+    checkpoint(tmp_path, whisper_hub="random:quickstart", adaptation="full")
+    assert check("--test_only", f"--output_folder={tmp_path}") == []
