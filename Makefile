@@ -3,6 +3,13 @@ PYTHON ?= python3
 RECIPE := recipes/Korean/ASR/whisper
 PY := $(CURDIR)/.venv/bin/python
 
+# On a CPU: idle threads sleep, and freed memory is kept instead of being asked
+# of the kernel again at every step.
+export OMP_WAIT_POLICY := PASSIVE
+export MALLOC_MMAP_THRESHOLD_ := 4000000000
+export MALLOC_TRIM_THRESHOLD_ := 8000000000
+export MALLOC_TOP_PAD_ := 500000000
+
 .PHONY: quickstart test test-slow lint
 
 quickstart: .venv/installed

@@ -260,62 +260,77 @@ class ASR(sb.Brain):
             )
 
 
-def dataio_prepare(hparams, tokenizer, manifest_folder):
+def dataio_prepare(hparams, tokenizer, manifest_folder, test_only):
     """Datasets and their pipelines.
 
     Returns
     -------
     train, valid : DynamicItemDataset
+        None where only tests are run.
     tests : dict
         Name of a test set to its DynamicItemDataset.
     """
     context_s = model.context_seconds(hparams["whisper_hub"])
-    fits = partial(
+    label_fits = partial(
         dataio.label_fits, tokenizer=tokenizer, max_tokens=model.MAX_TOKENS
     )
 
-    # 1. Rows: train.csv, valid.csv, test*.csv
-    def load(csv_path):
-        rows = dataio.load_split(
-            csv_path, hparams["data_folder"], context_s, fits
-        )
-        return sb.dataio.dataset.DynamicItemDataset(rows)
+    # 1. Audio: 16 kHz mono
+    def audio_pipeline(longest_s):
+        @sb.utils.data_pipeline.takes("wav", "start", "stop")
+        @sb.utils.data_pipeline.provides("sig", "failed")
+        def read(wav, start, stop):
+            max_samples = int(longest_s * audio.SAMPLE_RATE)
+            yield from dataio.read_or_silence(wav, start, stop, max_samples)
 
-    train = load(manifest_folder / hparams["train_csv"])
-    valid = load(manifest_folder / hparams["valid_csv"])
-    test_files = sorted(manifest_folder.glob(hparams["test_csv"]))
-    tests = {path.stem: load(path) for path in test_files}
-    if not tests:
-        raise FileNotFoundError(
-            f"no {hparams['test_csv']} in {manifest_folder}; set test_csv"
-        )
+        return read
 
-    # 2. Audio: 16 kHz mono
-    @sb.utils.data_pipeline.takes("wav", "start", "stop")
-    @sb.utils.data_pipeline.provides("sig", "failed")
-    def audio_pipeline(wav, start, stop):
-        samples, failed = dataio.read_or_silence(
-            wav, start, stop, context_s * audio.SAMPLE_RATE
-        )
-        yield samples
-        yield failed
-
-    # 3. Text: token ids
+    # 2. Text: token ids
     @sb.utils.data_pipeline.takes("wrd")
     @sb.utils.data_pipeline.provides("tokens_bos", "tokens_eos")
     def text_pipeline(wrd):
         yield from dataio.token_ids(text.for_label(wrd), tokenizer)
 
-    # 4. What a batch holds
-    datasets = [train, valid, *tests.values()]
-    sb.dataio.dataset.add_dynamic_item(datasets, audio_pipeline)
-    sb.dataio.dataset.add_dynamic_item(datasets, text_pipeline)
-    sb.dataio.dataset.set_output_keys(
-        datasets,
-        ["id", "sig", "failed", "tokens_bos", "tokens_eos"]
-        + ["wrd", "duration", "category"],
-    )
+    # 3. Rows, and what a batch holds of them
+    problems = []
+
+    def load(csv_path, longest_s, max_duration_s):
+        try:
+            rows = dataio.load_split(
+                csv_path, hparams["data_folder"], max_duration_s, label_fits
+            )
+        except (FileNotFoundError, ValueError) as error:
+            problems.append(str(error))
+            return None
+        return sb.dataio.dataset.DynamicItemDataset(
+            rows,
+            dynamic_items=[audio_pipeline(longest_s), text_pipeline],
+            output_keys=["id", "sig", "failed", "tokens_bos", "tokens_eos"]
+            + ["wrd", "duration", "category"],
+        )
+
+    train = valid = None
+    if not test_only:
+        longest_s = context_s * slowest_speed(hparams)
+        train_csv = manifest_folder / hparams["train_csv"]
+        valid_csv = manifest_folder / hparams["valid_csv"]
+        train = load(train_csv, longest_s, longest_s)
+        valid = load(valid_csv, context_s, context_s)
+    # A test clip over the context is no reason to drop it: it counts as failed.
+    tests = {
+        path.stem: load(path, context_s, float("inf"))
+        for path in sorted(manifest_folder.glob(hparams["test_csv"]))
+    }
+    if not tests:
+        problems.append(f"no {hparams['test_csv']} in {manifest_folder}")
+    if problems:
+        raise ValueError("\n".join(["no data for a run:", *problems]))
     return train, valid, tests
+
+
+def slowest_speed(hparams):
+    """What speed perturbation may lengthen a training clip by, inverted."""
+    return min(100, *hparams["speeds"]) / 100 if hparams["augment"] else 1.0
 
 
 def prepare_manifests(hparams, tokenizer):
@@ -323,7 +338,6 @@ def prepare_manifests(hparams, tokenizer):
     if hparams["manifest_folder"]:
         return Path(hparams["manifest_folder"])
     folder = Path(hparams["output_folder"]) / "manifests"
-    slowest = min(hparams["speeds"]) / 100 if hparams["augment"] else 1.0
     run_on_main(
         prepare.prepare,
         kwargs={
@@ -336,7 +350,7 @@ def prepare_manifests(hparams, tokenizer):
                 max_tokens=model.MAX_TOKENS,
             ),
             "max_duration_s": model.context_seconds(hparams["whisper_hub"]),
-            "slowest_speed": min(slowest, 1.0),
+            "slowest_speed": slowest_speed(hparams),
             "text_form": hparams["text_form"],
             "columns": hparams["columns"],
             "keep_no_speech": hparams["keep_no_speech"],
@@ -380,7 +394,9 @@ def main():
 
     tokenizer = model.load_tokenizer(hparams["whisper_hub"])
     manifest_folder = prepare_manifests(hparams, tokenizer)
-    train, valid, tests = dataio_prepare(hparams, tokenizer, manifest_folder)
+    train, valid, tests = dataio_prepare(
+        hparams, tokenizer, manifest_folder, run_opts["test_only"]
+    )
 
     whisper = hparams["whisper"]()
     hparams["checkpointer"].add_recoverable("whisper", whisper)
@@ -394,7 +410,7 @@ def main():
     brain.whisper, brain.tokenizer = whisper, tokenizer
     brain.test_scores = {}
     brain.suppressed = decode.suppressed_tokens(
-        tokenizer, whisper.suppressed_by_source
+        tokenizer, whisper.config.vocab_size, whisper.suppressed_by_source
     )
 
     untouched = not hparams["checkpointer"].list_checkpoints()

@@ -13,7 +13,7 @@ LABEL_CHARACTERS = set("/:~@#()[]\"'%*+-<>=^_`{|}\\$&;,.!?")
 STEPS_BETWEEN_END_CHECKS = 8  # each check makes the host wait for the device
 
 
-def suppressed_tokens(tokenizer, suppressed_by_model):
+def suppressed_tokens(tokenizer, n_vocabulary, suppressed_by_model):
     """Ids that no transcript holds: special tokens, timestamps, the model's
     own list without what Korean labels contain.
 
@@ -21,6 +21,8 @@ def suppressed_tokens(tokenizer, suppressed_by_model):
     ---------
     tokenizer : transformers.WhisperTokenizer
         Of the model.
+    n_vocabulary : int
+        Of the model: older tokenizers do not know the timestamps.
     suppressed_by_model : list of int or None
         ``suppress_tokens`` of its generation config.
 
@@ -31,7 +33,7 @@ def suppressed_tokens(tokenizer, suppressed_by_model):
         a clip without speech is transcribed by nothing.
     """
     end = tokenizer.eos_token_id
-    ids = set(range(end + 1, len(tokenizer)))
+    ids = set(range(end + 1, n_vocabulary))
     for token in suppressed_by_model or []:
         text = tokenizer.decode([token]).strip()
         if token != end and not (text and set(text) <= LABEL_CHARACTERS):
