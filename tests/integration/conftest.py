@@ -12,6 +12,12 @@ N_SENTENCES = 40
 
 
 @pytest.fixture(scope="session")
+def recipe():
+    """The folder that train.py is started in."""
+    return RECIPE
+
+
+@pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
     """A spoken corpus of 40 short clips."""
     folder = tmp_path_factory.mktemp("corpus")
@@ -32,7 +38,7 @@ def run():
             env={**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1200,
         )
         if check and process.returncode:
             pytest.fail(f"{process.args}\n{process.stderr[-4000:]}")

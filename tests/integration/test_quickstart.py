@@ -1,0 +1,66 @@
+"""The quickstart learns to listen: the whole of it, as `make quickstart`."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+from outputs import checkpoints, scores
+
+
+@pytest.fixture(scope="module")
+def quickstart(run, recipe, tmp_path_factory):
+    """The arguments of a finished quickstart, and its output folder."""
+    corpus, folder = (tmp_path_factory.mktemp(n) for n in ("spoken", "run"))
+    command = [sys.executable, "-m", "local.synthesize", str(corpus)]
+    subprocess.run(command, cwd=recipe, check=True)
+    arguments = [
+        *("hparams/quickstart.yaml", "--device=cpu"),
+        *(f"--data_folder={corpus}", f"--output_folder={folder}"),
+    ]
+    run(*arguments)
+    return arguments, folder
+
+
+def rate(records):
+    errors = sum(record["errors"] for record in records)
+    return 100 * errors / sum(len(record["reference"]) for record in records)
+
+
+def test_it_hears_new_sentences_and_a_new_voice(quickstart):
+    _, folder = quickstart
+    assert scores(folder)["CER"] <= 10
+    assert len(checkpoints(folder)) <= 2
+    lines = (folder / "scores/test.jsonl").read_text("utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    for voice, limit in (("known voice", 10), ("new voice", 20)):
+        of_voice = [r for r in records if r["category"] == voice]
+        assert len(of_voice) >= 60
+        assert rate(of_voice) <= limit, voice
+    syllables = set("".join(r["reference"] for r in records)) - {" "}
+    assert len(syllables) >= 120
+
+
+def test_with_the_audio_of_another_clip_it_fails(quickstart, run, tmp_path):
+    """It listens: a model that only knew the language would not notice."""
+    arguments, folder = quickstart
+    with open(folder / "manifests/test.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    wavs = [row["wav"] for row in rows]
+    for row, wav in zip(rows, wavs[7:] + wavs[:7]):
+        row["wav"] = wav
+    with open(tmp_path / "test_shuffled.csv", "w", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    run(*arguments, f"--manifest_folder={tmp_path}", "--test_only")
+    assert scores(folder, "test_shuffled")["CER"] >= 55
+
+
+def test_only_prints_the_same_score_to_the_last_digit(quickstart, run):
+    arguments, folder = quickstart
+    before = scores(folder)
+    process = run(*arguments, "--test_only")
+    assert scores(folder) == before
+    assert f"{before['CER']:.2f}" in process.stdout
