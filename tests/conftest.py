@@ -4,6 +4,7 @@ In: this file's place in the repository.
 Out: the recipe folder at the head of sys.path.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 RECIPE = Path(__file__).parents[1] / "recipes/Korean/ASR/whisper"
 
 sys.path.insert(0, str(RECIPE))
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -151,7 +151,8 @@ def rows():
 
 
 def test_every_file_has_a_row_for_speechbrains_recipe_tests():
-    yamls = [str(path.relative_to(ROOT)) for path in RECIPE.rglob("*.yaml")]
+    paths = [path.relative_to(ROOT) for path in RECIPE.rglob("*.yaml")]
+    yamls = [str(path) for path in paths if "results" not in path.parts]
     assert sorted(row["Hparam_file"] for row in rows()) == sorted(yamls)
 
 

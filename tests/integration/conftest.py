@@ -35,7 +35,7 @@ def run():
         process = subprocess.run(
             [sys.executable, *launcher, script, *map(str, arguments)],
             cwd=RECIPE,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"},
+            env={**os.environ, "TQDM_DISABLE": "1"},
             capture_output=True,
             text=True,
             timeout=1200,

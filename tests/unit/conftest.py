@@ -5,9 +5,6 @@ Out: fixtures, and wav files made of noise.
 """
 
 import copy
-import os
-
-os.environ["HF_HUB_OFFLINE"] = "1"
 
 import numpy as np
 import pytest
