@@ -101,7 +101,9 @@ class ASR(sb.Brain):
         )
         self.nll, self.n_tokens = nll, n_tokens
         if not training:
-            self.totals += torch.tensor([nll.item(), n_tokens.item()]).double()
+            self.totals += torch.tensor(
+                [nll.item(), n_tokens.item()], dtype=torch.double
+            )
             self.remember(batch, hypotheses)
         return nll / n_tokens.clamp(min=1)
 
