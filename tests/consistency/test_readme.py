@@ -41,6 +41,7 @@ def test_command(command, tmp_path, monkeypatch):
     arguments.append(f"--output_folder={tmp_path}")
     if "--test_only" in arguments:
         (tmp_path / "save/CKPT+0").mkdir(parents=True)
+        (tmp_path / "save/CKPT+0/CKPT.yaml").touch()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.chdir(RECIPE)
     hparams_file, run_opts, overrides = sb.parse_arguments(arguments)

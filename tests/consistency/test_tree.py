@@ -66,11 +66,12 @@ def test_local_takes_values_and_no_hparams(path):
     "module, allowed",
     [
         ("text", set()),
-        ("manifest", {"text"}),
+        ("files", set()),
+        ("manifest", {"files", "text"}),
         ("audio", set()),
         ("loss", set()),
         ("random_model", set()),
-        ("metrics", {"text"}),
+        ("metrics", {"files", "text"}),
     ],
 )
 def test_the_lower_modules_stand_alone(module, allowed):

@@ -50,6 +50,24 @@ def test_test_only_gives_the_same_scores(trained, run, small):
     assert scores(folder) == before
 
 
+def test_the_other_metric_finds_a_checkpoint_too(trained, run, small):
+    folder, _ = trained
+    before = scores(folder)
+    run(*small(folder, best_metric="WER"), "--test_only")
+    assert scores(folder) == before
+
+
+def test_audio_that_is_not_there_is_told_before_training(
+    trained, run, small, tmp_path
+):
+    folder, _ = trained
+    settings = {"manifest_folder": folder / "manifests", "data_folder": "."}
+    process = run(*small(tmp_path / "out", **settings), check=False)
+    assert process.returncode != 0
+    assert process.stderr.count("none of its audio is there") == 3
+    assert not checkpoints(tmp_path / "out")
+
+
 def test_a_second_start_prepares_nothing_and_goes_on(trained, run, small):
     folder, _ = trained
     prepared = (folder / "manifests/train.csv").stat().st_mtime_ns
@@ -157,3 +175,10 @@ def test_testing_what_was_never_trained_is_refused(run, small, tmp_path):
     process = run(*small(tmp_path / "none"), "--test_only", check=False)
     assert process.returncode != 0
     assert "no checkpoint" in process.stderr
+
+
+@pytest.mark.slow
+def test_compile(run, small, tmp_path):
+    """SpeechBrain's --compile, which wraps the whole module."""
+    run(*small(tmp_path), "--compile")
+    assert scores(tmp_path)["n_utterances"] > 0

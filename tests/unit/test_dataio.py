@@ -1,5 +1,6 @@
 """From manifest rows to tensors, and which rank takes which clip."""
 
+import re
 from functools import partial
 
 import pytest
@@ -61,9 +62,12 @@ def test_exactly_448(tokenizer):
 def load(tmp_path, tokenizer):
     def load(*rows, max_duration_s=30.0):
         path = tmp_path / "train.csv"
-        path.write_text(HEADER + "".join(f"{row}\n" for row in rows))
+        for name in "abcde":
+            (tmp_path / f"{name}.wav").touch()
+        text = HEADER + "".join(f"{row}\n" for row in rows)
+        path.write_text(re.sub(r",(\w\.wav)", r",$data_root/\1", text))
         return dataio.load_split(
-            path, "/data", max_duration_s, partial(fits, tokenizer=tokenizer)
+            path, tmp_path, max_duration_s, partial(fits, tokenizer=tokenizer)
         )
 
     return load
@@ -116,6 +120,20 @@ def test_decomposed_labels_are_not_too_long(load):
     assert load(f"1,1,a.wav,,{syllables}")["1"]["wrd"] == "한" * 100
 
 
+def test_a_wrong_data_folder_is_told(load, tmp_path, warnings):
+    with pytest.raises(ValueError, match="none of its audio.*data_folder="):
+        load("1,1,x.wav,,가", "2,1,y.wav,,나")
+    load("1,1,x.wav,,가", "2,1,a.wav,,나")
+    assert "1 audio files are missing and count as failed: 1" in warnings[0]
+
+
+def test_special_tokens_in_a_text_are_text(tokenizer):
+    text = "<|endoftext|> 안녕"
+    ids = dataio.token_ids(text, tokenizer)[1][:-1].tolist()
+    assert tokenizer.eos_token_id not in ids
+    assert tokenizer.decode(ids) == text
+
+
 # Waveforms
 
 
@@ -139,7 +157,7 @@ def test_a_clip_and_its_cut(tmp_path):
     ],
 )
 def test_a_clip_that_fails_is_silence_and_marked(tmp_path, name, cut, warnings):
-    write_audio(tmp_path / "a.wav", seconds=1.001)
+    write_audio(tmp_path / "a.wav", seconds=1.01)
     (tmp_path / "broken.wav").write_bytes(b"RIFF no more")
     path = str(tmp_path / name)
     samples, failed = dataio.read_or_silence(path, *cut, 16000)

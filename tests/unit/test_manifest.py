@@ -157,7 +157,7 @@ def test_columns_beyond_ours_are_no_harm(tmp_path):
         (HEADER + "1,1,a,,가\n1,1,b,,나\n", "line 3: the ID '1' stands twice"),
         (HEADER + "1,long,a,,가\n", "line 2: duration.*seconds.*'long'"),
         (HEADER + "1,,a,,가\n", "line 2: duration"),
-        (HEADER + "1\n", "line 2: the row ends before its wav"),
+        (HEADER + "1\n", "line 2: fewer cells than columns"),
         (HEADER + "1,1,a,,네, 예\n", "line 2: more cells.*double quotes"),
         (HEADER + "1,nan,a,,가\n", "line 2: duration.*nan"),
         (HEADER[:-1] + ",start\n1,1,a,,가,soon\n", "line 2: .*start.*'soon'"),

@@ -4,10 +4,10 @@ In: pairs of texts.
 Out: rates in percent, and the files that hold them.
 """
 
+import builtins
 import json
 import os
 import unicodedata
-from pathlib import Path
 
 import jiwer
 import pytest
@@ -158,18 +158,20 @@ def full_disk(*_arguments, **_options):
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("owner, name", [(os, "replace"), (Path, "write_text")])
+@pytest.mark.parametrize("owner, name", [(os, "replace"), (builtins, "open")])
 def test_a_full_disk_leaves_the_old_files(tmp_path, monkeypatch, owner, name):
     old = records_of(("네", "네"))
     metrics.write_scores(tmp_path, "test", old, score(old))
     metrics.write_alignments(tmp_path / "wer_test.txt", old)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    monkeypatch.setattr(owner, name, full_disk)
     new = records_of(("네", "아니"))
-    with pytest.raises(OSError):
-        metrics.write_scores(tmp_path, "test", new, score(new))
-    with pytest.raises(OSError):
-        metrics.write_alignments(tmp_path / "wer_test.txt", new)
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, full_disk)
+        with pytest.raises(OSError, match="cannot write .*test.jsonl"):
+            metrics.write_scores(tmp_path, "test", new, score(new))
+        with pytest.raises(OSError, match="cannot write .*wer_test.txt"):
+            metrics.write_alignments(tmp_path / "wer_test.txt", new)
+    assert not list(tmp_path.glob("*.tmp"))
     assert {path: path.read_bytes() for path in before} == before
 
 

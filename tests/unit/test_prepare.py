@@ -340,7 +340,7 @@ def test_changed_transcripts_prepare_again(corpus, tmp_path):
     assert run(folder, out)[0]["train"]["new"]["wrd"] == "헌것"
 
 
-@pytest.mark.parametrize("lost", ["train.csv", "test.csv", prepare.REPORT])
+@pytest.mark.parametrize("lost", ["train.csv", "test.csv"])
 def test_a_lost_file_prepares_again(corpus, tmp_path, lost):
     folder, out = simple(corpus), tmp_path / "out"
     first = run(folder, out)
@@ -371,6 +371,20 @@ def test_a_split_that_is_gone_leaves_no_file(corpus, tmp_path):
     }
 
 
+def test_foreign_manifests_are_left_alone(corpus, tmp_path):
+    folder, out = simple(corpus), tmp_path / "out"
+    out.mkdir()
+    (out / "test_mine.csv").write_text("mine")
+    with pytest.raises(ValueError, match="test_mine.csv was not written"):
+        run(folder, out)
+    (out / "test_mine.csv").rename(tmp_path / "mine")
+    run(folder, out)
+    (tmp_path / "mine").rename(out / "test_mine.csv")
+    corpus((clip(corpus, "new.wav"), "새것", "train", "new"))
+    prepare.prepare("manifest", folder, out, label_fits=lambda text: True)
+    assert (out / "test_mine.csv").read_text() == "mine"
+
+
 # Where it is written
 
 
@@ -389,8 +403,10 @@ def test_manifests_never_replace_the_corpus(corpus, name):
     corpus.listed.unlink()
     (folder / "train.csv").write_text(rows)
     before = snapshot(folder)
-    with pytest.raises(ValueError, match="out=.* is the corpus folder"):
+    with pytest.raises(ValueError, match="inside the corpus folder"):
         run(folder / name, folder)
+    with pytest.raises(ValueError, match="inside the corpus folder"):
+        run(folder / name, folder / "results" / "manifests")
     assert snapshot(folder) == before
 
 
@@ -437,6 +453,42 @@ def test_a_full_disk_claims_nothing(
 
 
 # The command
+
+
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        ("--heldout_share=2", "heldout_share=2.0: give a number above 0"),
+        ("--text_form=foo", "text_form='foo': choose spelling, pronunciation"),
+        ("--max_duration_s=nan", "nan is not above 0"),
+        ('--columns={"txt": "x"}', "txt is none of path"),
+    ],
+)
+def test_wrong_values_of_the_command(
+    corpus, tmp_path, monkeypatch, capsys, option, message
+):
+    words = ["prepare", "manifest", str(simple(corpus)), "--out"]
+    monkeypatch.setattr(sys, "argv", [*words, str(tmp_path / "out"), option])
+    with pytest.raises(SystemExit):
+        prepare.main()
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_decoded_is_no_label(corpus, tmp_path):
+    folder = simple(corpus)
+    corpus((clip(corpus, "bad.wav"), "\ufffd\ufffd 네", "train", "bad"))
+    _, report = run(folder, tmp_path / "out")
+    assert report["dropped"] == {"missing_transcript": 1}
+
+
+def test_a_good_clip_takes_the_id_of_a_bad_one(corpus, tmp_path):
+    folder = simple(corpus)
+    corpus(("gone.wav", "하나", "train", "same"))
+    corpus((clip(corpus, "good.wav"), "둘", "train", "same"))
+    kept, report = run(folder, tmp_path / "out")
+    assert kept["train"]["same"]["wrd"] == "둘"
+    assert report["dropped"] == {"missing_audio": 1}
 
 
 def test_command_line(corpus, tmp_path):

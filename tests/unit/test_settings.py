@@ -100,9 +100,9 @@ WRONG = {
         ("a", "above 0, at most 0.5"),
     ],
     "manifest_folder": [("5", "give a folder, or nothing")],
-    "train_csv": [("", "give a text")],
-    "valid_csv": [("[a]", "give a text")],
-    "test_csv": [("5", "give a text")],
+    "train_csv": [("", "give a name in the folder")],
+    "valid_csv": [("[a]", "give a name in the folder")],
+    "test_csv": [("/a/test.csv", "give a name in the folder")],
     "seed": [
         ("-1", "a whole number of at least 0"),
         ("1.5", "a whole number of at least 0"),
@@ -310,6 +310,7 @@ def test_fp16_without_a_gpu(check, monkeypatch):
 def checkpoint(folder, **identity):
     path = folder / "save/CKPT+2026-01-01+00-00-00+00"
     path.mkdir(parents=True)
+    (path / "CKPT.yaml").touch()
     (path / "whisper.ckpt").write_text(json.dumps(identity))
 
 
@@ -318,6 +319,7 @@ def checkpoint(folder, **identity):
     [
         ({"whisper_hub": "openai/whisper-base", "adaptation": "full"}, True),
         ({"whisper_hub": "random:quickstart", "adaptation": "lora"}, True),
+        ({"whisper_hub": "random:quickstart", "seed": 77}, True),
         ({"whisper_hub": "random:quickstart", "adaptation": "full"}, False),
     ],
 )

@@ -124,6 +124,11 @@ def test_ksponspeech_pairs(raw, spelling, pronunciation):
         ("email/ N/A o/x A/S", "email N/A o/x A/S", ""),
         ("b/네", "b/네", "/"),
         ("그래n/", "그래n/", "/"),
+        # No tag letter is left behind without its slash.
+        ("네.n/ 그래?b/ 응", "네.n/ 그래?b/ 응", "//"),
+        ("(칠십)/(칠십)b/ 네", "칠십b/ 네", "/"),
+        ("*n/ 네 n/+", "* 네 +", "*+"),
+        ("（칠십）／（칠십） 네", "칠십 네", ""),
         ("아/ 음/, 어?/ 네", "아 음, 어? 네", ""),
         ("아 / 네", "아 / 네", "/"),
         ("뭐+ 뭔 그+, 네+", "뭐 뭔 그, 네", ""),

@@ -221,9 +221,9 @@ class ASR(sb.Brain):
                 train_stats=self.train_stats,
                 valid_stats={k: scores[k] for k in ("loss", "CER", "WER")},
             )
-            best = self.hparams.best_metric
             self.checkpointer.save_and_keep_only(
-                meta={best: scores[best], "epoch": epoch}, min_keys=[best]
+                meta={m: scores[m] for m in metrics.METRICS},
+                min_keys=[self.hparams.best_metric],
             )
         else:
             self.report(records, mean_loss)
@@ -326,7 +326,8 @@ def dataio_prepare(hparams, tokenizer, manifest_folder, test_only):
     if not tests:
         problems.append(f"no {hparams['test_csv']} in {manifest_folder}")
     if problems:
-        raise ValueError("\n".join(["no data for a run:", *problems]))
+        hint = "no data for a run (a test alone needs --test_only):"
+        raise ValueError("\n  - ".join([hint, *problems]))
     return train, valid, tests
 
 
@@ -369,13 +370,13 @@ def prepare_manifests(hparams, tokenizer):
 def print_results(brain, output_folder):
     """A table of the scores, and where things are."""
     best = brain.checkpointer.find_checkpoint(min_key=brain.hparams.best_metric)
-    names = ["CER", "CER_no_space", "WER", "sWER"]
-    print(
-        f"\n{'test set':24}" + "".join(f"{n:>14}" for n in names) + "   clips"
-    )
+    rates = ["CER", "CER_no_space", "WER", "sWER"]
+    counts = ["n_utterances", "n_failed"]
+    print("\n" + "".join(f"{n:>15}" for n in ["test set", *rates, *counts]))
     for name, scores in brain.test_scores.items():
-        rates = "".join(f"{scores[n]:14.2f}" for n in names)
-        print(f"{name:24}{rates}{scores['n_utterances']:8}")
+        cells = [f"{scores[n]:.2f}" for n in rates]
+        cells += [str(scores[n]) for n in counts]
+        print("".join(f"{cell:>15}" for cell in [name, *cells]))
     print(f"\nscores      {output_folder}/scores")
     print(f"checkpoint  {best.path}")
     print(f"log         {output_folder}/train_log.txt")
@@ -384,7 +385,10 @@ def print_results(brain, output_folder):
 def main():
     """Settings, corpus, model, training, test."""
     hparams_file, run_opts, overrides = sb.parse_arguments(sys.argv[1:])
-    settings.check(hparams_file, overrides, run_opts)
+    try:
+        settings.check(hparams_file, overrides, run_opts)
+    except (FileNotFoundError, ValueError) as error:
+        sys.exit(f"train.py: {error}")
     sb.utils.distributed.ddp_init_group(run_opts)
     with open(hparams_file, encoding="utf-8") as file:
         hparams = load_hyperpyyaml(file, overrides)
@@ -393,6 +397,12 @@ def main():
         hyperparams_to_save=hparams_file,
         overrides=overrides,
     )
+
+    best = hparams["checkpointer"].find_checkpoint(
+        min_key=hparams["best_metric"]
+    )
+    if run_opts["test_only"] and best is None:
+        sys.exit(f"train.py: no checkpoint tells its {hparams['best_metric']}")
 
     tokenizer = model.load_tokenizer(hparams["whisper_hub"])
     manifest_folder = prepare_manifests(hparams, tokenizer)

@@ -4,6 +4,7 @@ In: a manifest CSV, a tokenizer.
 Out: rows that fit the model; samples and tokens of one row.
 """
 
+import os
 from itertools import cycle, islice
 
 import torch
@@ -12,6 +13,7 @@ from local import audio, manifest
 from speechbrain.utils.logger import get_logger
 
 logger = get_logger(__name__)
+ROUNDING = 16  # samples; resampling and cuts may add one or two
 N_SHOWN = 5  # IDs named in a warning
 
 
@@ -39,7 +41,7 @@ def load_split(csv_path, data_root, max_duration_s, label_fits):
     FileNotFoundError
         There is no such CSV file.
     ValueError
-        No row is left.
+        No row is left, or none of their audio files is there.
     """
     rows = manifest.read(csv_path, data_root)
     too_long = [k for k, r in rows.items() if r["duration"] > max_duration_s]
@@ -61,7 +63,25 @@ def load_split(csv_path, data_root, max_duration_s, label_fits):
         del rows[identifier]
     if not rows:
         raise ValueError(f"{csv_path} has no clip that can be used")
+    _require_audio(rows, csv_path, data_root)
     return rows
+
+
+def _require_audio(rows, csv_path, data_root):
+    missing = [k for k, r in rows.items() if not os.path.isfile(r["wav"])]
+    if len(missing) == len(rows):
+        raise ValueError(
+            f"{csv_path}: none of its audio is there, such as "
+            f"{rows[missing[0]]['wav']}; $data_root is "
+            f"data_folder={str(data_root)!r}, is that right?"
+        )
+    if missing:
+        logger.warning(
+            "%s: %d audio files are missing and count as failed: %s …",
+            csv_path,
+            len(missing),
+            ", ".join(missing[:N_SHOWN]),
+        )
 
 
 def read_or_silence(wav, start, stop, max_samples):
@@ -89,14 +109,14 @@ def read_or_silence(wav, start, stop, max_samples):
     except (OSError, ValueError) as error:
         logger.warning("clip failed: %s", error)
         return torch.zeros(audio.SAMPLE_RATE // 10), True
-    if len(samples) > max_samples:
+    if len(samples) > max_samples + ROUNDING:
         logger.warning(
             "clip failed: %s has %.1f s, over the model's context",
             wav,
             len(samples) / audio.SAMPLE_RATE,
         )
         return torch.zeros(audio.SAMPLE_RATE // 10), True
-    return samples, False
+    return samples[:max_samples], False
 
 
 def label_fits(text, tokenizer, max_tokens):
@@ -108,7 +128,14 @@ def label_fits(text, tokenizer, max_tokens):
     n_free = max_tokens - len(tokenizer.prefix_tokens) - 1
     if len(text.encode()) <= n_free:
         return True
-    return len(tokenizer.encode(text, add_special_tokens=False)) <= n_free
+    return len(_encode(text, tokenizer)) <= n_free
+
+
+def _encode(text, tokenizer):
+    # An end token spelt out in a transcript is text like any other.
+    return tokenizer.encode(
+        text, add_special_tokens=False, split_special_tokens=True
+    )
 
 
 def token_ids(text, tokenizer):
@@ -122,7 +149,7 @@ def token_ids(text, tokenizer):
         Text and end token. The prefix is given at every decoding and not
         learned, so the target of its last token comes first.
     """
-    text_ids = tokenizer.encode(text, add_special_tokens=False)
+    text_ids = _encode(text, tokenizer)
     prefix, end = tokenizer.prefix_tokens, tokenizer.eos_token_id
     return torch.tensor([*prefix, *text_ids]), torch.tensor([*text_ids, end])
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterable, Optional
 
-from local import text
+from local import files, text
 
 COLUMNS = (
     "ID",
@@ -77,21 +77,20 @@ def write(
         Audio below this folder is written as ``$data_root/...``.
     """
     root = str(data_root).rstrip(os.sep) + os.sep
-    temporary = path.with_suffix(".csv.tmp")
-    with open(temporary, "w", encoding="utf-8", newline="") as file:
+    with files.replacing(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for u in utterances:
             wav = u.wav
             if wav.startswith(root):
                 wav = f"{DATA_ROOT}/{wav[len(root) :]}"
-            start = "" if u.start is None else f"{u.start:.3f}"
-            stop = "" if u.stop is None else f"{u.stop:.3f}"
+            # A microsecond is under one sample at any rate.
+            start = "" if u.start is None else f"{u.start:.6f}"
+            stop = "" if u.stop is None else f"{u.stop:.6f}"
             writer.writerow(
                 (u.id, f"{u.duration:.3f}", wav, u.speaker, u.text)
                 + (start, stop, corpus, u.category)
             )
-    os.replace(temporary, path)
 
 
 def read(path: Path, data_root: str) -> Dict[str, dict]:
@@ -144,8 +143,11 @@ def _typed(row: dict, path: Path, line: int, data_root: str) -> dict:
             f"{path}, line {line}: more cells than columns; put a text with a "
             "comma in double quotes"
         )
-    if row["wav"] is None:
-        raise ValueError(f"{path}, line {line}: the row ends before its wav")
+    if None in (row[column] for column in COLUMNS[1:5]):
+        raise ValueError(
+            f"{path}, line {line}: fewer cells than columns; an empty text "
+            "needs its comma too"
+        )
     try:
         row["duration"] = _seconds(row["duration"])
         for cut in ("start", "stop"):
@@ -157,7 +159,7 @@ def _typed(row: dict, path: Path, line: int, data_root: str) -> dict:
         ) from None
     if row["wav"].startswith(DATA_ROOT):
         row["wav"] = str(data_root).rstrip("/") + row["wav"][len(DATA_ROOT) :]
-    row["wrd"] = text.for_label(row["wrd"] or "")
+    row["wrd"] = text.for_label(row["wrd"])
     row["category"] = row.get("category") or ""
     return row
 

@@ -4,9 +4,7 @@ In: Records, each a reference and a hypothesis as label and model gave them.
 Out: a flat dictionary of rates in percent, and the files under scores/.
 """
 
-import io
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Iterable, List, Optional, Tuple
@@ -14,6 +12,7 @@ from typing import Callable, Iterable, List, Optional, Tuple
 import jiwer
 from rapidfuzz.distance import Levenshtein
 
+from local import files
 from local import text as korean
 from speechbrain.utils.metric_stats import ErrorRateStats
 
@@ -197,14 +196,10 @@ def write_scores(
         for record in records
     )
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / f"{name}.jsonl", "".join(rows))
-    _replace(folder / f"{name}.json", json.dumps(scores, indent=2) + "\n")
-
-
-def _replace(path: Path, content: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(content, encoding="utf-8")
-    os.replace(temporary, path)
+    with files.replacing(folder / f"{name}.jsonl") as file:
+        file.writelines(rows)
+    with files.replacing(folder / f"{name}.json") as file:
+        file.write(json.dumps(scores, indent=2) + "\n")
 
 
 def write_alignments(path: Path, records: Iterable[Record]) -> None:
@@ -232,6 +227,5 @@ def write_alignments(path: Path, records: Iterable[Record]) -> None:
             predict=[korean.for_scoring(record.hypothesis).split()],
             target=[korean.for_scoring(record.reference).split()],
         )
-    lines = io.StringIO()
-    stats.write_stats(lines)
-    _replace(path, lines.getvalue())
+    with files.replacing(path) as file:
+        stats.write_stats(file)

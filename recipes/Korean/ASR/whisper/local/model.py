@@ -126,6 +126,8 @@ class Whisper(WhisperLobe):
             language="ko",
         )
         self.identity = {"whisper_hub": whisper_hub, "adaptation": adaptation}
+        if whisper_hub.startswith(RANDOM):
+            self.identity["seed"] = seed
         self.model.float()  # the hub stores fp16; updates of 1e-5 need fp32
         self.model.encoder.embed_positions.requires_grad_(False)
         self.context_samples = self.feature_extractor.n_samples

@@ -19,9 +19,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from local import audio, corpora, manifest, text
+from local import audio, corpora, files, manifest, text
 
 REPORT = "prepare_report.json"
+VERSION = 1  # raise it when the same corpus would give other manifests
+UNDECODABLE = "\ufffd"
 N_AT_ONCE = 4096  # clips in flight: bounds memory, not speed
 
 
@@ -75,6 +77,7 @@ def prepare(
     data_folder, out = Path(data_folder).resolve(), Path(out)
     _require_apart(data_folder, out)
     settings = {
+        "version": VERSION,
         "corpus": corpus,
         "data_folder": str(data_folder),
         "max_duration_s": max_duration_s,
@@ -103,31 +106,53 @@ def prepare(
             label_fits,
             keep_no_speech,
         )
-        seen.add(utterance.id)
         if reason:
             dropped.append((utterance, reason, detail))
         else:
+            seen.add(utterance.id)
             kept.append(utterance)
     of_corpus = [u.split for u in kept] + [u.split for u, *_ in dropped]
     splits = _split(kept, of_corpus, heldout_share)
     _require_clips(splits, dropped, data_folder)
-    (out / REPORT).unlink(missing_ok=True)  # it tells of the files below
-    for pattern in ("train.csv", "valid.csv", "test*.csv"):
-        for path in out.glob(pattern):
-            path.unlink()
+    _remove_earlier(out, splits)
     for name, utterances in splits.items():
         manifest.write(out / f"{name}.csv", utterances, corpus, data_folder)
-    _write_json(out / REPORT, _report(settings, splits, dropped))
+    report = _report(settings, splits, dropped)
+    with files.replacing(out / REPORT) as file:
+        json.dump(report, file, ensure_ascii=False, indent=1)
 
 
 def _require_apart(data_folder, out):
     """A corpus may have a train.csv of its own."""
     folder = data_folder.parent if data_folder.is_file() else data_folder
-    if out.resolve() == folder:
+    if folder in (out.resolve(), *out.resolve().parents):
         raise ValueError(
-            f"out={out} is the corpus folder, into which nothing is written; "
-            "choose another"
+            f"the manifests would go to {out}, inside the corpus folder, into "
+            "which nothing is written; choose another output folder"
         )
+
+
+def _remove_earlier(out, splits):
+    """Makes room for new manifests; foreign files stay where they are.
+
+    From here on the report names the coming files, without the settings that
+    would call them finished.
+    """
+    present = [
+        path
+        for pattern in ("train.csv", "valid.csv", "test*.csv")
+        for path in out.glob(pattern)
+    ]
+    if present and not (out / REPORT).exists():
+        raise ValueError(
+            f"{present[0]} was not written by this preparation; choose another "
+            "folder, or move the file"
+        )
+    earlier = _earlier_report(out).get("kept", [path.stem for path in present])
+    with files.replacing(out / REPORT) as file:
+        json.dump({"kept": {name: {} for name in [*earlier, *splits]}}, file)
+    for name in earlier:
+        (out / f"{name}.csv").unlink(missing_ok=True)
 
 
 def _fingerprint(transcripts):
@@ -141,15 +166,21 @@ def _fingerprint(transcripts):
     return digest.hexdigest()
 
 
-def _finished(out, settings):
-    """Whether an earlier preparation with the same settings is complete."""
+def _earlier_report(out):
+    """The report of an earlier preparation; empty if there is none."""
     try:
         report = json.loads((out / REPORT).read_text(encoding="utf-8"))
-        files = [out / f"{name}.csv" for name in report["kept"]]
-        same = report["settings"] == json.loads(json.dumps(settings))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return False  # none, or half of one
-    return same and all(path.is_file() for path in files)
+    except (FileNotFoundError, ValueError):
+        return {}
+    return report if isinstance(report, dict) else {}
+
+
+def _finished(out, settings):
+    """Whether an earlier preparation with the same settings is complete."""
+    report = _earlier_report(out)
+    names = report.get("kept", {})
+    same = report.get("settings") == json.loads(json.dumps(settings))
+    return same and all((out / f"{name}.csv").is_file() for name in names)
 
 
 def _measured(utterances):
@@ -182,7 +213,7 @@ def _reason(utterance, detail, seen, longest_s, label_fits, keep_no_speech):
     """Why an utterance is left out; "" to keep it."""
     if utterance.id in seen:
         return "duplicate_id"
-    if utterance.text is None:
+    if utterance.text is None or UNDECODABLE in utterance.text:
         return "missing_transcript"
     if detail:
         return detail[0]
@@ -252,6 +283,9 @@ def _report(settings, splits, dropped):
             }
             for name, split in splits.items()
         },
+        "kept_no_speech": sum(
+            not u.text for split in splits.values() for u in split
+        ),
         "dropped": dict(Counter(reason for _, reason, _ in dropped)),
         "leftover_markup": len(marked),
         "leftover_markup_ids": marked,
@@ -266,14 +300,6 @@ def _report(settings, splits, dropped):
             for u, reason, detail in dropped
         ],
     }
-
-
-def _write_json(path, content):
-    temporary = path.with_suffix(".json.tmp")
-    temporary.write_text(
-        json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8"
-    )
-    os.replace(temporary, path)
 
 
 def summary(path):
@@ -291,14 +317,23 @@ def summary(path):
         )
         splits = ", ".join(f"{split} {k}" for split, k in where.items())
         lines.append(f"dropped, {reason}: {n} ({splits})")
+    if report["kept_no_speech"]:
+        lines.append(f"kept without speech: {report['kept_no_speech']}")
     if report["leftover_markup"]:
         lines.append(f"kept with leftover markup: {report['leftover_markup']}")
     return "\n".join(lines)
 
 
+def _positive(word):
+    number = float(word)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{word} is not above 0")
+    return number
+
+
 def main():
     """The command line."""
-    from local import dataio, model
+    from local import dataio, model, settings
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("corpus", choices=sorted(corpora.CORPORA))
@@ -310,15 +345,25 @@ def main():
         help="whose tokenizer counts the label tokens; random:SIZE has the "
         "true vocabulary and needs no network",
     )
-    parser.add_argument("--max_duration_s", type=float, default=30.0)
-    parser.add_argument("--slowest_speed", type=float, default=1.0)
+    parser.add_argument("--max_duration_s", type=_positive, default=30.0)
+    parser.add_argument("--slowest_speed", type=_positive, default=1.0)
     parser.add_argument("--text_form", default="spelling")
     parser.add_argument(
-        "--columns", type=json.loads, help='such as \'{"text": "spoken"}\''
+        "--columns",
+        type=json.loads,
+        default={},
+        help='such as \'{"text": "spoken"}\'',
     )
     parser.add_argument("--drop_no_speech", action="store_true")
     parser.add_argument("--heldout_share", type=float, default=0.02)
     arguments = parser.parse_args()
+    problems = [
+        f"{name}={value!r}: {wrong}"
+        for name, value in vars(arguments).items()
+        if name in settings.RULES and (wrong := settings.RULES[name](value))
+    ]
+    if problems:
+        parser.error("; ".join(problems))
     tokenizer = model.load_tokenizer(arguments.whisper_hub)
     prepare(
         arguments.corpus,

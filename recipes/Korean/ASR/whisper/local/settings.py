@@ -55,6 +55,11 @@ def _text(value):
         return "give a text"
 
 
+def _file_name(value):
+    if not isinstance(value, str) or not value or "/" in value:
+        return "give a name in the folder of manifests, without a folder"
+
+
 def _folder_or_empty(value):
     if not isinstance(value, str):
         return "give a folder, or nothing"
@@ -100,9 +105,9 @@ RULES = {
     "keep_no_speech": _boolean,
     "heldout_share": _number(0, 0.5, above=True),
     "manifest_folder": _folder_or_empty,
-    "train_csv": _text,
-    "valid_csv": _text,
-    "test_csv": _text,
+    "train_csv": _file_name,
+    "valid_csv": _file_name,
+    "test_csv": _file_name,
     "seed": _number(0, whole=True),
     "output_folder": _text,
     "save_folder": _text,
@@ -279,13 +284,15 @@ def _contradictions(plain, run_opts):
             remedy = f"first run python -m local.synthesize {plain[folder]}"
         problems.append(f"{folder}={plain[folder]!r}: no such folder; {remedy}")
     device = run_opts["device"] or ""
+    if device.split(":")[0] not in ("", "cpu", "cuda", "mps", "xpu"):
+        problems.append(f"device={device!r}: choose cpu, cuda or cuda:N")
     on_cpu = device.startswith("cpu") or not torch.cuda.is_available()
     for name in ("precision", "eval_precision"):
         if on_cpu and plain.get(name) == "fp16":
             problems.append(f"{name}='fp16': not on a CPU; choose bf16 or fp32")
     if "save_folder" not in plain:
         return problems
-    saved = list(Path(plain["save_folder"]).glob("CKPT+*"))
+    saved = list(Path(plain["save_folder"]).glob("CKPT+*/CKPT.yaml"))
     if run_opts["test_only"] and not saved:
         problems.append(
             f"test_only: no checkpoint in save_folder={plain['save_folder']!r};"

@@ -15,18 +15,19 @@ FORMS = ("spelling", "pronunciation")  # of a KsponSpeech pair, in its order
 _BLANK = frozenset("\u200b\u3164\uffa0")
 _FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 
+_NARROW_MARKUP = str.maketrans("（）／", "()/")
 _READ_ALOUD = frozenset("%‰&@#")  # punctuation to Unicode, words to a speaker
 _UNSPOKEN = frozenset("~∼ㆍ")  # symbols or letters to Unicode, pauses here
 _IN_NUMBERS = frozenset(".,:/-~")
 _END_OF_QUOTE = re.compile("[.,?!…]*['\"’”」』》〉]")
 
 _PAIR = re.compile(r"\(([^()]*)\)(?:\s*/\s*)?\(([^()]*)\)")
-_TAG = re.compile(r"(?<![^\s(])(?:[blonuBLONU]/)+(?![^\s).,?!…])")
+_TAG = re.compile(r"(?<![^\s(*])(?:[blonuBLONU]/)+(?![^\s).,?!…+*])")
 _BEFORE_WORD = re.compile(r"(?<!\w)\*+(?=\w)")
 _AFTER_WORD = re.compile(
     r"(?<=[가-힣ㄱ-ㅣ])[+*/]+(?![\w(])"
     # A tag glued to its word keeps its slash, to be counted as a leftover.
-    r"|(?<=[\w.,?!%])(?<![가-힣][blonuBLONU])[*/]+(?![\w(])"
+    r"|(?<=[\w.,?!%])(?<![^A-Za-z0-9][blonuBLONU])[*/]+(?![\w(])"
 )
 _BETWEEN_WORDS = re.compile(r"(?<=[가-힣ㄱ-ㅣ])\++(?=\w)")
 
@@ -217,7 +218,7 @@ def ksponspeech(raw: str, form: str) -> str:
         chosen, other = pair.groups()[:: -1 if side else 1]
         return chosen.strip() or other.strip()
 
-    text = _PAIR.sub(choose, for_label(raw))
+    text = _PAIR.sub(choose, for_label(raw).translate(_NARROW_MARKUP))
     text = _TAG.sub("", text)
     text = _BEFORE_WORD.sub("", text)
     text = _AFTER_WORD.sub("", text)

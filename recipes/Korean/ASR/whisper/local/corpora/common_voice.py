@@ -95,4 +95,6 @@ def _rows(path: Path) -> Iterator[Tuple[int, Dict[str, str]]]:
         )
     for number, line in lines:
         # Quotes belong to the sentence, so that no CSV reader is used.
-        yield number, dict(zip(header, line.split("\t"), strict=False))
+        cells = line.split("\t")
+        ragged = len(cells) > len(header)  # a tab has cut the sentence
+        yield number, {} if ragged else dict(zip(header, cells))

@@ -87,7 +87,7 @@ def read(folder: Path, text_form: str) -> Iterator[Utterance]:
     ------
     Utterance
         Without a speaker. A line without audio has the path where its clip
-        should lie, a clip without text file the text None.
+        should lie, a clip without line or text file the text None.
 
     Raises
     ------
@@ -98,11 +98,13 @@ def read(folder: Path, text_form: str) -> Iterator[Utterance]:
     """
     folders, scripts = _survey(folder)
     for split, script in SCRIPTS.items():
+        places = _folders_of(split, folders)
         if script in scripts:
             root = Path(folder).absolute()
             clips = _from_script(scripts[script], split, folders, root)
+            clips = _and_without_line(clips, places)
         else:
-            clips = _from_text_files(_folders_of(split, folders))
+            clips = _from_text_files(places)
         for identifier, wav, raw in clips:
             label = None if raw is None else text.ksponspeech(raw, text_form)
             yield Utterance(identifier, wav, label, split)
@@ -152,6 +154,19 @@ def _from_script(
         place = folders.get(clip_folder, root / path.parent)
         wav = str(place / path.name) if path.name else ""
         yield identifier, wav, raw if separator else None
+
+
+def _and_without_line(clips: Iterator[tuple], places: List[Path]):
+    """The clips of a script, then those on disk that it does not name."""
+    named = set()
+    for clip in clips:
+        named.add(clip[0])
+        yield clip
+    for place in places:
+        for name in sorted(os.listdir(place)):
+            identifier, suffix = os.path.splitext(name)
+            if suffix == ".pcm" and identifier not in named:
+                yield identifier, str(place / name), None
 
 
 def _clip_folder(identifier: str, split: str) -> str:

@@ -185,7 +185,9 @@ def _rows(path: Path) -> Iterator[Tuple[int, dict]]:
         return
     header = _header(path)
     for number, cells in islice(_table(path), 1, None):
-        yield number, dict(zip(header, cells, strict=False))
+        # A cell too many: an unquoted comma has cut the text.
+        ragged = len(cells) > len(header)
+        yield number, {} if ragged else dict(zip(header, cells))
 
 
 def _table(path: Path) -> Iterator[Tuple[int, List[str]]]:

@@ -82,7 +82,7 @@ def _of_reader(reader: Path, split: str) -> Iterator[Utterance]:
             identifier, _, raw = line.strip().partition(" ")
             seen.add(identifier)
             wav = str(reader / f"{identifier}.flac")
-            label = text.for_label(raw)
+            label = text.for_label(raw) or None  # all of it is read speech
             yield Utterance(identifier, wav, label, split, reader.name)
     for path in sorted(reader.glob("*.flac")):
         if path.stem not in seen:
