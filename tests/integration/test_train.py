@@ -172,6 +172,17 @@ def test_checkpoints_of_another_model_are_refused(trained, run, small):
     assert "was trained with adaptation='full'" in process.stderr
 
 
+def test_other_training_data_in_one_folder_is_refused(trained, run, small):
+    folder, _ = trained
+    arguments = small(folder, number_of_epochs=3, valid_csv="train.csv")
+    process = run(*arguments, "--train_csv=test.csv", check=False)
+    assert process.returncode != 0
+    assert "holds a run on other training clips" in (
+        process.stdout + process.stderr
+    )
+    assert "epoch: 3," not in (folder / "train_log.txt").read_text()
+
+
 def test_testing_what_was_never_trained_is_refused(run, small, tmp_path):
     process = run(*small(tmp_path / "none"), "--test_only", check=False)
     assert process.returncode != 0

@@ -410,6 +410,10 @@ def main():
         hparams, tokenizer, manifest_folder, run_opts["test_only"]
     )
 
+    if train is not None:
+        folders = hparams["output_folder"], hparams["save_folder"]
+        run_on_main(settings.require_same_data, args=[*folders, train.data])
+
     whisper = hparams["whisper"]()
     hparams["checkpointer"].add_recoverable("whisper", whisper)
     brain = ASR(

@@ -5,6 +5,7 @@ Out: encoder states and logits; its own files in a checkpoint.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -251,6 +252,7 @@ class Whisper(WhisperLobe):
         state = {k: v.cpu() for k, v in self.trained_state().items()}
         save_file(state, path.with_name(WEIGHTS_FILE))
         path.write_text(json.dumps(self.identity), encoding="utf-8")
+        shutil.copymode(path, path.with_name(WEIGHTS_FILE))  # not for us alone
 
     @mark_as_loader
     def load(self, path, end_of_epoch):

@@ -17,6 +17,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from ruamel.yaml import YAML
 from tqdm import tqdm
 
 from local import audio, corpora, files, manifest, text
@@ -350,9 +351,9 @@ def main():
     parser.add_argument("--text_form", default="spelling")
     parser.add_argument(
         "--columns",
-        type=json.loads,
+        type=YAML(typ="safe").load,
         default={},
-        help='such as \'{"text": "spoken"}\'',
+        help='such as "{path: file, text: sentence}"',
     )
     parser.add_argument("--drop_no_speech", action="store_true")
     parser.add_argument("--heldout_share", type=float, default=0.02)

@@ -5,6 +5,7 @@ Out: nothing, or one ValueError that lists all problems together.
 """
 
 import difflib
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -15,7 +16,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 
-from local import corpora, model, random_model
+from local import corpora, files, model, random_model
 from local.corpora.manifest import COLUMNS
 from local.metrics import METRICS
 
@@ -290,6 +291,12 @@ def _contradictions(plain, run_opts):
     for name in ("precision", "eval_precision"):
         if on_cpu and plain.get(name) == "fp16":
             problems.append(f"{name}='fp16': not on a CPU; choose bf16 or fp32")
+    by_torchrun = "RANK" in os.environ
+    if by_torchrun and on_cpu and run_opts["distributed_backend"] == "nccl":
+        problems.append(
+            "distributed_backend='nccl': not on CPUs; give "
+            "--distributed_backend=gloo --device=cpu"
+        )
     if "save_folder" not in plain:
         return problems
     saved = list(Path(plain["save_folder"]).glob("CKPT+*/CKPT.yaml"))
@@ -317,3 +324,35 @@ def _other_checkpoints(plain):
                 "output_folder or remove this one"
             ]
     return []
+
+
+def require_same_data(output_folder, save_folder, rows):
+    """Stops a run that would go on from a checkpoint of other training data.
+
+    The clips are compared by ID and label, so that a corpus may move.
+
+    Arguments
+    ---------
+    output_folder, save_folder : str
+        Of the run.
+    rows : dict
+        ID to row of the training split.
+
+    Raises
+    ------
+    ValueError
+        The folder has a checkpoint, and it was trained on other clips.
+    """
+    digest = hashlib.sha256()
+    for identifier, row in rows.items():
+        digest.update(f"{identifier}\0{row['wrd']}\0".encode())
+    path = Path(output_folder) / "train_data.sha256"
+    started = any(Path(save_folder).glob("CKPT+*/CKPT.yaml"))
+    if started and path.is_file() and path.read_text() != digest.hexdigest():
+        raise ValueError(
+            f"output_folder={output_folder!r} holds a run on other training "
+            "clips or labels; choose another output_folder, or remove it to "
+            "begin anew"
+        )
+    with files.replacing(path) as file:
+        file.write(digest.hexdigest())
