@@ -5,17 +5,11 @@ Out: a corpus in a temporary folder; the full plan without a sound.
 """
 
 import csv
-import importlib.util
 import sys
 
 import pytest
 import soundfile
 from local import synthesize
-
-needs_espeak = pytest.mark.skipif(
-    importlib.util.find_spec("espeakng_loader") is None,
-    reason="espeakng-loader is not installed",
-)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +108,6 @@ def test_too_few_syllables_are_refused(monkeypatch):
         synthesize.plan(1500)
 
 
-@needs_espeak
 def test_a_small_corpus_is_the_same_twice(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):

@@ -112,21 +112,26 @@ def prepare(
         else:
             seen.add(utterance.id)
             kept.append(utterance)
-    of_corpus = [u.split for u in kept] + [u.split for u, *_ in dropped]
+    of_corpus = ["train", *(u.split for u in kept)]
+    of_corpus += [u.split for u, *_ in dropped]
     splits = _split(kept, of_corpus, heldout_share)
     _require_clips(splits, dropped, data_folder)
     _remove_earlier(out, splits)
     for name, utterances in splits.items():
         manifest.write(out / f"{name}.csv", utterances, corpus, data_folder)
-    report = _report(settings, splits, dropped)
+    report = _report(settings, splits, of_corpus, dropped)
     with files.replacing(out / REPORT) as file:
         json.dump(report, file, ensure_ascii=False, indent=1)
 
 
 def _require_apart(data_folder, out):
     """A corpus may have a train.csv of its own."""
-    folder = data_folder.parent if data_folder.is_file() else data_folder
-    if folder in (out.resolve(), *out.resolve().parents):
+    taken = [out.resolve(), *out.resolve().parents]
+    if data_folder.is_file():  # a list may lie beside anything
+        inside = data_folder.parent == taken[0]
+    else:
+        inside = data_folder in taken
+    if inside:
         raise ValueError(
             f"the manifests would go to {out}, inside the corpus folder, into "
             "which nothing is written; choose another output folder"
@@ -233,7 +238,7 @@ def _split(utterances, of_corpus, heldout_share):
     A split of the corpus that has no clip left stays, and stays empty: a test
     on clips of train would pass for the test of the corpus.
     """
-    splits = {name: [] for name in ("train", *of_corpus)}
+    splits = {name: [] for name in of_corpus}
     for utterance in utterances:
         splits[utterance.split].append(utterance)
     missing = [] if "valid" in splits else ["valid"]
@@ -268,7 +273,7 @@ def _require_clips(splits, dropped, data_folder):
     )
 
 
-def _report(settings, splits, dropped):
+def _report(settings, splits, of_corpus, dropped):
     marked = [
         u.id
         for split in splits.values()
@@ -281,6 +286,7 @@ def _report(settings, splits, dropped):
             name: {
                 "clips": len(split),
                 "hours": sum(u.duration for u in split) / 3600,
+                "held_out_of_train": name not in of_corpus,
             }
             for name, split in splits.items()
         },
@@ -308,6 +314,7 @@ def summary(path):
     report = json.loads(Path(path).read_text(encoding="utf-8"))
     lines = [
         f"{name}: {kept['clips']} clips, {kept['hours']:.2f} h"
+        + (", held out of train" if kept["held_out_of_train"] else "")
         for name, kept in report["kept"].items()
     ]
     for reason, n in report["dropped"].items():
