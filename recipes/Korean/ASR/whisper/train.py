@@ -7,7 +7,8 @@
 
 What is frozen is decided in local/model.py, the loss in local/loss.py, what a
 score counts in local/text.py and local/metrics.py, how text is decoded in
-local/decode.py, what is left out of a corpus in local/prepare.py.
+local/decode.py, what a batch holds in local/batching.py, what is left out of a
+corpus in local/prepare.py.
 """
 
 import shutil
@@ -19,12 +20,16 @@ import torch
 from hyperpyyaml import load_hyperpyyaml
 from local import (
     audio,
+    batching,
     dataio,
     decode,
+    frozen,
     loss,
     metrics,
     model,
+    packing,
     prepare,
+    ranks,
     settings,
     text,
 )
@@ -38,6 +43,7 @@ logger = get_logger(__name__)
 # Scales a summed loss to the size of a mean, so that fp16 gradients fit; the
 # true number of tokens is divided out before the step.
 TOKENS_NOMINAL = 256
+STEPS_BETWEEN_FETCHES = 20  # of the loss: each makes the host wait
 
 
 class ASR(sb.Brain):
@@ -55,35 +61,42 @@ class ASR(sb.Brain):
         Returns
         -------
         logits : torch.Tensor
-            (batch, 1 + tokens, vocabulary)
+            (batch, targets, vocabulary)
         hypotheses : list of str or None
         """
-        batch = batch.to(self.device)
+        on_host = batch.sig.lengths
+        batch = batch.to(self.device, non_blocking=True)
         wavs, wav_lens = batch.sig
         tokens_bos, bos_lens = batch.tokens_bos
         mask = loss.lengths_to_mask(bos_lens, tokens_bos.shape[1])
         tokens_bos = tokens_bos.masked_fill(~mask, self.tokenizer.pad_token_id)
+        n_targets = batch.tokens_eos.data.shape[1]
         if stage == sb.Stage.TRAIN:
             if self.hparams.augment:
                 wavs, _ = self.hparams.wav_augment(wavs, wav_lens)
-            _, logits = self.modules.whisper(wavs, tokens_bos)
+            if self.whisper.freeze_encoder:
+                heard = self.frozen.hear(self.whisper, batch, wavs, on_host)
+            else:
+                n_samples = self.train_sampler.contexts[self.step - 1]
+                heard = {"wav": wavs, "n_samples": int(n_samples)}
+            _, logits = self.modules.whisper(tokens_bos, n_targets, **heard)
             return logits, None
         # Ranks hold different numbers of clips: no collective call in here.
-        encoder_states, logits = self.whisper(wavs, tokens_bos)
-        return logits, self.decode(encoder_states, stage)
+        n_samples = None
+        if self.context == "true_length":
+            longest_s = float(max(batch.duration))
+            n_samples = batching.context_samples(longest_s, self.context_s)
+        states, logits = self.whisper(tokens_bos, n_targets, wavs, n_samples)
+        return logits, self.decode(states, stage)
 
     def decode(self, encoder_states, stage):
         """Encoder states to texts; greedy in validation."""
         search = decode.greedy
-        if stage == sb.Stage.TEST and self.hparams.test_beam_size > 1:
-            beam_size = self.hparams.test_beam_size
+        beam_size = self.hparams.test_beam_size
+        if stage == sb.Stage.TEST and beam_size > 1:
             search = partial(decode.beam, beam_size=beam_size)
-        ids = search(
-            self.whisper,
-            encoder_states,
-            self.hparams.max_new_tokens,
-            self.suppressed,
-        )
+        n_most = self.hparams.max_new_tokens
+        ids = search(self.whisper, encoder_states, n_most, self.suppressed)
         return [text.for_label(self.tokenizer.decode(row)) for row in ids]
 
     def compute_objectives(self, predictions, batch, stage):
@@ -92,39 +105,22 @@ class ASR(sb.Brain):
         targets, lens = batch.tokens_eos
         mask = loss.lengths_to_mask(lens, targets.shape[1])
         mask &= ~batch.failed.to(mask.device)[:, None]
-        training = stage == sb.Stage.TRAIN
-        nll, n_tokens = loss.nll_sum(
-            logits,
-            targets,
-            mask,
-            self.hparams.label_smoothing if training else 0.0,
-        )
+        smoothing = self.hparams.label_smoothing
+        if stage != sb.Stage.TRAIN:
+            smoothing = 0.0
+            self.records |= metrics.records(batch, hypotheses)
+        nll, n_tokens = loss.nll_sum(logits, targets, mask, smoothing)
+        both = torch.stack([nll.detach(), n_tokens])
+        self.totals += torch.where(nll.isfinite(), both, 0.0)
         self.nll, self.n_tokens = nll, n_tokens
-        if not training:
-            self.totals += torch.tensor(
-                [nll.item(), n_tokens.item()], dtype=torch.double
-            )
-            self.remember(batch, hypotheses)
         return nll / n_tokens.clamp(min=1)
-
-    def remember(self, batch, hypotheses):
-        """Keeps what the scores need of each clip."""
-        for i, hypothesis in enumerate(hypotheses):
-            failed = bool(batch.failed[i])
-            self.records[batch.id[i]] = metrics.Record(
-                id=batch.id[i],
-                reference=batch.wrd[i],
-                hypothesis="" if failed else hypothesis,
-                duration=float(batch.duration[i]),
-                category=batch.category[i],
-                failed=failed,
-            )
 
     def fit_batch(self, batch):
         """One micro-batch; a tail of them still makes a step."""
         should_step = (
             self.step % self.grad_accumulation_factor == 0
-            or self.step == self.n_micro_batches
+            or self.step == len(self.train_sampler)
+            or (self.debug and self.step == self.debug_batches)
         )
         with self.no_sync(not should_step):
             with self.training_ctx:
@@ -134,7 +130,14 @@ class ASR(sb.Brain):
         self.step_tokens += self.n_tokens
         if should_step:
             self.optimizers_step()
-        return mean.detach().cpu()
+        return mean.detach()
+
+    def update_average(self, loss, avg_loss):
+        """The loss for the progress bar; fetched now and then alone."""
+        if self.step % STEPS_BETWEEN_FETCHES:
+            return avg_loss
+        nats, tokens = self.totals.tolist()
+        return nats / max(tokens, 1)
 
     def optimizers_step(self):
         """Rate, mean over the step's tokens, clipping, update."""
@@ -147,10 +150,8 @@ class ASR(sb.Brain):
             if p.grad is not None
         ]
         # DDP has averaged over ranks: tokens a rank is the right divisor.
-        _, n_ranks = self.rank_of_ranks()
-        tokens = self.step_tokens / n_ranks
-        if n_ranks > 1:
-            torch.distributed.all_reduce(tokens)
+        _, n_ranks = ranks.here()
+        tokens = ranks.total(self.step_tokens) / n_ranks
         torch._foreach_mul_(
             [p.grad for p in parameters], TOKENS_NOMINAL / tokens.clamp(min=1)
         )
@@ -172,46 +173,62 @@ class ASR(sb.Brain):
 
     def make_dataloader(self, dataset, stage, **loader_kwargs):
         """Ranks share the clips out: in validation and test, each to one."""
+        durations = [row["duration"] for row in dataset.data.values()]
         if stage == sb.Stage.TRAIN:
-            loader_kwargs["sampler"] = dataio.EpochSampler(
-                len(dataset), self.hparams.seed, *self.rank_of_ranks()
+            is_frozen = self.whisper.freeze_encoder
+            batches = self.train_sampler = batching.Batches(
+                durations,
+                self.hparams.batch_size,
+                self.hparams.max_batch_length,
+                "true_length" if is_frozen else self.hparams.encoder_context,
+                self.context_s,
+                self.hparams.seed,
+                *ranks.here(),
             )
         else:
-            loader_kwargs["sampler"] = dataio.shard(
-                len(dataset), *self.rank_of_ranks()
+            batches = batching.in_order(
+                durations,
+                self.hparams.test_batch_size,
+                self.context_s,
+                self.context == "true_length",
+                *ranks.here(),
             )
-        loader = super().make_dataloader(dataset, stage, **loader_kwargs)
-        if stage == sb.Stage.TRAIN:
-            self.n_micro_batches = len(loader)
-            if self.debug:
-                self.n_micro_batches = min(len(loader), self.debug_batches)
-        return loader
+        loader_kwargs["batch_sampler"] = batches
+        return super().make_dataloader(dataset, stage, **loader_kwargs)
 
     def _train_loader_specifics(self, dataset, loader_kwargs):
-        # The stock hook would shard the sampler again, and forget to tell it
-        # the epoch where there is one process.
-        self.train_sampler = loader_kwargs["sampler"]
-        return loader_kwargs
+        return loader_kwargs  # the stock hook would share the clips out again
 
-    def rank_of_ranks(self):
-        """(This process, number of processes)."""
+    def _wrap_distributed(self):
+        # Without the stock hook's second copy of the gradients.
         if self.distributed_launch:
-            return self.rank, torch.distributed.get_world_size()
-        return 0, 1
+            self.modules["whisper"] = ranks.wrap(self.whisper, self.device)
+
+    def _should_save_intra_epoch_ckpt(self, *since_last):
+        # The stock hook asks all ranks at every micro-batch.
+        asked = not (
+            self.distributed_launch and self.step % STEPS_BETWEEN_FETCHES
+        )
+        return asked and super()._should_save_intra_epoch_ckpt(*since_last)
 
     def on_stage_start(self, stage, epoch):
         """Empties the records."""
         self.records = {}
-        self.totals = torch.zeros(2, dtype=torch.double)  # nats, tokens
+        self.totals = torch.zeros(2, device=self.device).double()
+        self.frozen.refresh()
 
     def on_stage_end(self, stage, stage_loss, epoch):
         """Logs, keeps the best and the newest checkpoint, writes scores."""
+        nats, tokens = ranks.total(self.totals).tolist()
+        mean_loss = nats / max(tokens, 1)
         if stage == sb.Stage.TRAIN:
-            self.train_stats = {"loss": stage_loss}
+            self.train_stats = {"loss": mean_loss, **self.train_sampler.shares}
             return
-        records, mean_loss = self.gather()
+        parts = ranks.gather(self.records)
+        found = {k: record for part in parts for k, record in part.items()}
+        records = [found[k] for k in sorted(found)]
+        scores = metrics.score(records, mean_loss)
         if stage == sb.Stage.VALID:
-            scores = metrics.score(records, mean_loss)
             self.hparams.train_logger.log_stats(
                 stats_meta={
                     "epoch": epoch,
@@ -225,25 +242,10 @@ class ASR(sb.Brain):
                 meta={m: scores[m] for m in metrics.METRICS},
                 min_keys=[self.hparams.best_metric],
             )
-        else:
-            self.report(records, mean_loss)
-
-    def gather(self):
-        """Records of all ranks in the order of their IDs, and the mean loss."""
-        _, n_ranks = self.rank_of_ranks()
-        parts = [(self.records, self.totals)] * n_ranks
-        if n_ranks > 1:
-            torch.distributed.all_gather_object(parts, parts[0])
-        records = {k: v for part, _ in parts for k, v in part.items()}
-        nats, tokens = sum(totals for _, totals in parts).tolist()
-        return [records[k] for k in sorted(records)], nats / max(tokens, 1)
-
-    def report(self, records, mean_loss):
-        """Scores and files of one test set."""
-        name = self.test_name
-        scores = self.test_scores[name] = metrics.score(records, mean_loss)
+            return
+        name, folder = self.test_name, Path(self.hparams.output_folder)
+        self.test_scores[name] = scores
         if if_main_process():
-            folder = Path(self.hparams.output_folder)
             metrics.write_scores(folder / "scores", name, records, scores)
             metrics.write_alignments(folder / f"wer_{name}.txt", records)
         self.hparams.train_logger.log_stats(
@@ -251,19 +253,26 @@ class ASR(sb.Brain):
             test_stats={k: scores[k] for k in ("loss", *metrics.RATES)},
         )
 
-    def test(self, test_sets, loader_kwargs, suffix=""):
-        """Scores every test set with the best checkpoint there is."""
+    def test(self, test_sets, contexts, suffix=""):
+        """Scores every test set with the best checkpoint there is.
+
+        At the full context, as every engine decodes, and at each clip's own.
+        """
         for name, data in test_sets.items():
-            self.test_name = f"{name}{suffix}"
-            self.evaluate(
-                data,
-                min_key=self.hparams.best_metric,
-                test_loader_kwargs=dict(loader_kwargs),
-            )
+            for self.context in contexts:
+                self.test_name = f"{name}{suffix}"
+                if self.context != "full":
+                    self.test_name += f".{self.context}"
+                self.evaluate(
+                    data,
+                    min_key=self.hparams.best_metric,
+                    test_loader_kwargs=dict(self.hparams.test_loader_kwargs),
+                )
+        self.context = "full"
 
 
-def dataio_prepare(hparams, tokenizer, manifest_folder, test_only):
-    """Datasets and their pipelines.
+def dataio_prepare(hparams, tokenizer, label_fits, folder, kept, test_only):
+    """Datasets of the manifests in a folder, and their pipelines.
 
     Returns
     -------
@@ -273,62 +282,73 @@ def dataio_prepare(hparams, tokenizer, manifest_folder, test_only):
         Name of a test set to its DynamicItemDataset.
     """
     context_s = model.context_seconds(hparams["whisper_hub"])
-    label_fits = partial(
-        dataio.label_fits, tokenizer=tokenizer, max_tokens=model.MAX_TOKENS
-    )
+    timestamps = hparams["packing"] == "timestamps"
 
-    # 1. Audio: 16 kHz mono
+    # 1. A row is one clip, or a pack of clips that follow each other
+    @sb.utils.data_pipeline.takes(*packing.Clip._fields)
+    @sb.utils.data_pipeline.provides("clips")
+    def one_clip(*fields):
+        return [packing.Clip(*fields)]
+
+    # 2. Audio: 16 kHz mono, or the states that a frozen encoder made of it
     def audio_pipeline(longest_s):
-        @sb.utils.data_pipeline.takes("wav", "start", "stop")
+        @sb.utils.data_pipeline.takes("clips")
         @sb.utils.data_pipeline.provides("sig", "failed")
-        def read(wav, start, stop):
-            max_samples = int(longest_s * audio.SAMPLE_RATE)
-            yield from dataio.read_or_silence(wav, start, stop, max_samples)
+        def read(clips):
+            yield from packing.read(clips, int(longest_s * audio.SAMPLE_RATE))
 
         return read
 
-    # 2. Text: token ids
-    @sb.utils.data_pipeline.takes("wrd")
-    @sb.utils.data_pipeline.provides("tokens_bos", "tokens_eos")
-    def text_pipeline(wrd):
-        yield from dataio.token_ids(text.for_label(wrd), tokenizer)
+    @sb.utils.data_pipeline.takes("clips")
+    @sb.utils.data_pipeline.provides(*frozen.PROVIDED)
+    def audio_or_states(clips):
+        yield from kept.read(clips, int(context_s * audio.SAMPLE_RATE))
 
-    # 3. Rows, and what a batch holds of them
-    problems = []
+    # 3. Text: token ids
+    def text_pipeline(timestamps):
+        @sb.utils.data_pipeline.takes("id", "clips", "wrd")
+        @sb.utils.data_pipeline.provides("tokens_bos", "tokens_eos")
+        def tokenize(identifier, clips, wrd):
+            if timestamps:
+                timed = packing.with_timestamps(identifier)
+                yield from packing.token_ids(clips, tokenizer, timed)
+            else:
+                yield from dataio.token_ids(wrd, tokenizer)
 
-    def load(csv_path, longest_s, max_duration_s):
-        try:
-            rows = dataio.load_split(
-                csv_path, hparams["data_folder"], max_duration_s, label_fits
-            )
-        except (FileNotFoundError, ValueError) as error:
-            problems.append(str(error))
-            return None
+        return tokenize
+
+    # 4. Rows, and what a batch holds of them
+    def dataset(rows, read, tokenize, clips=(one_clip,)):
+        outputs = [*read.provides, *tokenize.provides]
         return sb.dataio.dataset.DynamicItemDataset(
             rows,
-            dynamic_items=[audio_pipeline(longest_s), text_pipeline],
-            output_keys=["id", "sig", "failed", "tokens_bos", "tokens_eos"]
-            + ["wrd", "duration", "category"],
+            dynamic_items=[*clips, read, tokenize],
+            output_keys=["id", "wrd", "duration", "category", *outputs],
         )
 
-    train = valid = None
-    if not test_only:
-        longest_s = context_s * slowest_speed(hparams)
-        train_csv = manifest_folder / hparams["train_csv"]
-        valid_csv = manifest_folder / hparams["valid_csv"]
-        train = load(train_csv, longest_s, longest_s)
-        valid = load(valid_csv, context_s, context_s)
+    longest_s = context_s * slowest_speed(hparams)
+    train_csv = folder / hparams["train_csv"]
+    valid_csv = folder / hparams["valid_csv"]
+    test_csvs = sorted(folder.glob(hparams["test_csv"]))
     # A test clip over the context is no reason to drop it: it counts as failed.
-    tests = {
-        path.stem: load(path, context_s, float("inf"))
-        for path in sorted(manifest_folder.glob(hparams["test_csv"]))
-    }
-    if not tests:
-        problems.append(f"no {hparams['test_csv']} in {manifest_folder}")
-    if problems:
-        hint = "no data for a run (a test alone needs --test_only):"
-        raise ValueError("\n  - ".join([hint, *problems]))
-    return train, valid, tests
+    wanted = dict.fromkeys(
+        test_csvs or [folder / hparams["test_csv"]], float("inf")
+    )
+    if not test_only:
+        wanted |= {train_csv: longest_s, valid_csv: context_s}
+    rows = dataio.load_splits(wanted, hparams["data_folder"], label_fits)
+
+    heard, written = audio_pipeline(context_s), text_pipeline(False)
+    tests = {p.stem: dataset(rows[p], heard, written) for p in test_csvs}
+    if test_only:
+        return None, None, tests
+    valid = dataset(rows[valid_csv], heard, written)
+    heard = audio_or_states if kept.folder else audio_pipeline(longest_s)
+    written = text_pipeline(timestamps)
+    if hparams["packing"] == "none":
+        return dataset(rows[train_csv], heard, written), valid, tests
+    packs = packing.pack(rows[train_csv], longest_s, label_fits, timestamps)
+    return dataset(packs, heard, written, clips=()), valid, tests
 
 
 def slowest_speed(hparams):
@@ -336,50 +356,22 @@ def slowest_speed(hparams):
     return min(100, *hparams["speeds"]) / 100 if hparams["augment"] else 1.0
 
 
-def prepare_manifests(hparams, tokenizer):
+def prepare_manifests(hparams, label_fits):
     """The folder of the manifests: the user's own, or the prepared corpus."""
     if hparams["manifest_folder"]:
         return Path(hparams["manifest_folder"])
     folder = Path(hparams["output_folder"]) / "manifests"
-    run_on_main(
-        prepare.prepare,
-        kwargs={
-            "corpus": hparams["corpus"],
-            "data_folder": hparams["data_folder"],
-            "out": folder,
-            "label_fits": partial(
-                dataio.label_fits,
-                tokenizer=tokenizer,
-                max_tokens=model.MAX_TOKENS,
-            ),
-            "max_duration_s": model.context_seconds(hparams["whisper_hub"]),
-            "slowest_speed": slowest_speed(hparams),
-            "text_form": hparams["text_form"],
-            "columns": hparams["columns"],
-            "keep_no_speech": hparams["keep_no_speech"],
-            "heldout_share": hparams["heldout_share"],
-        },
-    )
+    model_limits = {
+        "label_fits": label_fits,
+        "max_duration_s": model.context_seconds(hparams["whisper_hub"]),
+        "slowest_speed": slowest_speed(hparams),
+    }
+    run_on_main(hparams["prepare"], kwargs={"out": folder, **model_limits})
     if if_main_process():
         report = folder / prepare.REPORT
         shutil.copy(report, hparams["output_folder"])
         logger.info("%s\n%s", report, prepare.summary(report))
     return folder
-
-
-def print_results(brain, output_folder):
-    """A table of the scores, and where things are."""
-    best = brain.checkpointer.find_checkpoint(min_key=brain.hparams.best_metric)
-    rates = ["CER", "CER_no_space", "WER", "sWER"]
-    counts = ["n_utterances", "n_failed"]
-    print("\n" + "".join(f"{n:>15}" for n in ["test set", *rates, *counts]))
-    for name, scores in brain.test_scores.items():
-        cells = [f"{scores[n]:.2f}" for n in rates]
-        cells += [str(scores[n]) for n in counts]
-        print("".join(f"{cell:>15}" for cell in [name, *cells]))
-    print(f"\nscores      {output_folder}/scores")
-    print(f"checkpoint  {best.path}")
-    print(f"log         {output_folder}/train_log.txt")
 
 
 def main():
@@ -398,21 +390,23 @@ def main():
         overrides=overrides,
     )
 
-    best = hparams["checkpointer"].find_checkpoint(
-        min_key=hparams["best_metric"]
-    )
+    metric = hparams["best_metric"]
+    best = hparams["checkpointer"].find_checkpoint(min_key=metric)
     if run_opts["test_only"] and best is None:
-        sys.exit(f"train.py: no checkpoint tells its {hparams['best_metric']}")
+        sys.exit(f"train.py: no checkpoint tells its {metric}")
 
     tokenizer = model.load_tokenizer(hparams["whisper_hub"])
-    manifest_folder = prepare_manifests(hparams, tokenizer)
-    train, valid, tests = dataio_prepare(
-        hparams, tokenizer, manifest_folder, run_opts["test_only"]
+    label_fits = partial(
+        dataio.label_fits, tokenizer=tokenizer, max_tokens=model.MAX_TOKENS
     )
-
+    folder = prepare_manifests(hparams, label_fits)
+    kept = frozen.FrozenEncoder(hparams["encoder_cache_folder"])
+    train, valid, tests = dataio_prepare(
+        hparams, tokenizer, label_fits, folder, kept, run_opts["test_only"]
+    )
     if train is not None:
-        folders = hparams["output_folder"], hparams["save_folder"]
-        run_on_main(settings.require_same_data, args=[*folders, train.data])
+        args = hparams["output_folder"], hparams["save_folder"], train.data
+        run_on_main(settings.require_same_data, args=args)
 
     whisper = hparams["whisper"]()
     hparams["checkpointer"].add_recoverable("whisper", whisper)
@@ -423,15 +417,18 @@ def main():
         run_opts=run_opts,
         checkpointer=hparams["checkpointer"],
     )
-    brain.whisper, brain.tokenizer = whisper, tokenizer
+    brain.whisper, brain.tokenizer, brain.frozen = whisper, tokenizer, kept
+    brain.context, brain.context_s = "full", whisper.context_s
     brain.test_scores = {}
     brain.suppressed = decode.suppressed_tokens(
         tokenizer, whisper.config.vocab_size, whisper.suppressed_by_source
     )
+    if train is not None:
+        kept.open(whisper, brain.precision, train.data)
 
     untouched = not hparams["checkpointer"].list_checkpoints()
     if hparams["score_before_training"] and untouched and not brain.test_only:
-        brain.test(tests, hparams["test_loader_kwargs"], suffix=".untouched")
+        brain.test(tests, ["full"], suffix=".untouched")
     brain.fit(
         hparams["epoch_counter"],
         train,
@@ -439,9 +436,13 @@ def main():
         train_loader_kwargs=hparams["train_loader_kwargs"],
         valid_loader_kwargs=hparams["test_loader_kwargs"],
     )
-    brain.test(tests, hparams["test_loader_kwargs"])
+    brain.test(tests, ["full", "true_length"])
     if if_main_process():
-        print_results(brain, hparams["output_folder"])
+        best = hparams["checkpointer"].find_checkpoint(min_key=metric)
+        print(f"\n{metrics.table(brain.test_scores)}\n")
+        print(f"scores      {hparams['output_folder']}/scores")
+        print(f"checkpoint  {best.path}")
+        print(f"log         {hparams['output_folder']}/train_log.txt")
 
 
 if __name__ == "__main__":

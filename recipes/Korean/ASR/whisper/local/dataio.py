@@ -5,7 +5,6 @@ Out: rows that fit the model; samples and tokens of one row.
 """
 
 import os
-from itertools import cycle, islice
 
 import torch
 
@@ -15,6 +14,39 @@ from speechbrain.utils.logger import get_logger
 logger = get_logger(__name__)
 ROUNDING = 16  # samples; resampling and cuts may add one or two
 N_SHOWN = 5  # IDs named in a warning
+N_LOOKED_FOR = 1000  # audio files of a split; each is seen when it is read
+
+
+def load_splits(longest_s, data_root, label_fits):
+    """Reads the splits of a run; all that is wrong comes in one error.
+
+    Arguments
+    ---------
+    longest_s : dict
+        Path of a manifest CSV to its longest clip, seconds.
+    data_root, label_fits
+        As for ``load_split``.
+
+    Returns
+    -------
+    dict
+        Path to its rows.
+
+    Raises
+    ------
+    ValueError
+        A CSV file is missing or cannot be used.
+    """
+    splits, problems = {}, []
+    for path, seconds in longest_s.items():
+        try:
+            splits[path] = load_split(path, data_root, seconds, label_fits)
+        except (FileNotFoundError, ValueError) as error:
+            problems.append(str(error))
+    if problems:
+        hint = "no data for a run (a test alone needs --test_only):"
+        raise ValueError("\n  - ".join([hint, *problems]))
+    return splits
 
 
 def load_split(csv_path, data_root, max_duration_s, label_fits):
@@ -68,8 +100,10 @@ def load_split(csv_path, data_root, max_duration_s, label_fits):
 
 
 def _require_audio(rows, csv_path, data_root):
-    missing = [k for k, r in rows.items() if not os.path.isfile(r["wav"])]
-    if len(missing) == len(rows):
+    """Looks for a sample of the files: a stat of each would delay a start."""
+    sample = list(rows)[:: -(-len(rows) // N_LOOKED_FOR)]
+    missing = [k for k in sample if not os.path.isfile(rows[k]["wav"])]
+    if len(missing) == len(sample):
         raise ValueError(
             f"{csv_path}: none of its audio is there, such as "
             f"{rows[missing[0]]['wav']}; $data_root is "
@@ -77,9 +111,11 @@ def _require_audio(rows, csv_path, data_root):
         )
     if missing:
         logger.warning(
-            "%s: %d audio files are missing and count as failed: %s …",
+            "%s: %d of %d audio files looked for are missing; such clips count "
+            "as failed: %s …",
             csv_path,
             len(missing),
+            len(sample),
             ", ".join(missing[:N_SHOWN]),
         )
 
@@ -119,23 +155,27 @@ def read_or_silence(wav, start, stop, max_samples):
     return samples[:max_samples], False
 
 
-def label_fits(text, tokenizer, max_tokens):
-    """Whether prefix, text and end token fit into the decoder.
+def label_fits(text, n_more=0, *, tokenizer, max_tokens):
+    """Whether prefix, text, end token and so many more fit into the decoder.
 
     A token is at least one byte of UTF-8, so that most texts need no
     tokenizer to be known short enough.
     """
-    n_free = max_tokens - len(tokenizer.prefix_tokens) - 1
+    n_free = max_tokens - len(tokenizer.prefix_tokens) - 1 - n_more
     if len(text.encode()) <= n_free:
         return True
-    return len(_encode(text, tokenizer)) <= n_free
+    return len(encode(text, tokenizer)) <= n_free
 
 
-def _encode(text, tokenizer):
-    # An end token spelt out in a transcript is text like any other.
-    return tokenizer.encode(
-        text, add_special_tokens=False, split_special_tokens=True
-    )
+def encode(text, tokenizer):
+    """Token ids of a text; a token's name in it is text like any other."""
+    # "<|0.00|>", "<|endoftext|>": cut in two, no name is found.
+    pieces = text.replace("<|", "<\0|").split("\0")
+    return [
+        i
+        for piece in pieces
+        for i in tokenizer.encode(piece, add_special_tokens=False)
+    ]
 
 
 def token_ids(text, tokenizer):
@@ -149,44 +189,6 @@ def token_ids(text, tokenizer):
         Text and end token. The prefix is given at every decoding and not
         learned, so the target of its last token comes first.
     """
-    text_ids = _encode(text, tokenizer)
+    text_ids = encode(text, tokenizer)
     prefix, end = tokenizer.prefix_tokens, tokenizer.eos_token_id
     return torch.tensor([*prefix, *text_ids]), torch.tensor([*text_ids, end])
-
-
-class EpochSampler(torch.utils.data.Sampler):
-    """Shuffled indices of one rank, other ones in every epoch.
-
-    All ranks draw the same order and take every n-th of it, so that a step of
-    n ranks holds the clips that one process with n times the batch would take.
-
-    Arguments
-    ---------
-    n_items : int
-        Size of the dataset; the first few are taken twice where the ranks do
-        not divide it.
-    seed, rank, n_ranks : int
-    """
-
-    def __init__(self, n_items, seed, rank, n_ranks):
-        self.n_items, self.seed = n_items, seed
-        self.rank, self.n_ranks = rank, n_ranks
-        self.epoch = 0
-
-    def set_epoch(self, epoch):
-        """Tells the epoch, from which the order follows."""
-        self.epoch = epoch
-
-    def __len__(self):
-        return -(-self.n_items // self.n_ranks)
-
-    def __iter__(self):
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = torch.randperm(self.n_items, generator=generator).tolist()
-        n_taken = len(self) * self.n_ranks
-        return islice(cycle(order), self.rank, n_taken, self.n_ranks)
-
-
-def shard(n_items, rank, n_ranks):
-    """Indices of one rank; every item belongs to exactly one."""
-    return range(rank, n_items, n_ranks)

@@ -24,6 +24,7 @@ COLUMNS = (
     "corpus",
     "category",
 )
+SESSION = "session"  # a tenth column, where a clip has one
 DATA_ROOT = "$data_root"
 
 
@@ -43,6 +44,9 @@ class Utterance:
         "train", "valid", or a name that begins with "test".
     speaker, category : str
         Empty where the corpus does not say.
+    session : str
+        Which recording or conversation a clip belongs to; the clips of one
+        follow each other. Empty where the corpus does not say.
     start, stop : float or None
         Seconds into the file, for a cut of a long recording.
     duration : float
@@ -58,12 +62,15 @@ class Utterance:
     start: Optional[float] = None
     stop: Optional[float] = None
     duration: float = 0.0
+    session: str = ""
 
 
 def write(
     path: Path, utterances: Iterable[Utterance], corpus: str, data_root: Path
 ) -> None:
     """Writes one split, under a temporary name first.
+
+    The column ``session`` follows ours where an utterance has one.
 
     Arguments
     ---------
@@ -79,7 +86,9 @@ def write(
     root = str(data_root).rstrip(os.sep) + os.sep
     with files.replacing(path) as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
+        utterances = list(utterances)
+        has_sessions = any(u.session for u in utterances)
+        writer.writerow(COLUMNS + (SESSION,) * has_sessions)
         for u in utterances:
             wav = u.wav
             if wav.startswith(root):
@@ -90,6 +99,7 @@ def write(
             writer.writerow(
                 (u.id, f"{u.duration:.3f}", wav, u.speaker, u.text)
                 + (start, stop, corpus, u.category)
+                + (u.session,) * has_sessions
             )
 
 
@@ -109,7 +119,8 @@ def read(path: Path, data_root: str) -> Dict[str, dict]:
     Returns
     -------
     dict
-        ID to row, durations and cuts as float seconds (cuts may be None).
+        ID to row, durations and cuts as float seconds (cuts may be None),
+        ``category`` and ``session`` empty where the file has none.
 
     Raises
     ------
@@ -160,7 +171,8 @@ def _typed(row: dict, path: Path, line: int, data_root: str) -> dict:
     if row["wav"].startswith(DATA_ROOT):
         row["wav"] = str(data_root).rstrip("/") + row["wav"][len(DATA_ROOT) :]
     row["wrd"] = text.for_label(row["wrd"])
-    row["category"] = row.get("category") or ""
+    for column in ("category", SESSION):
+        row[column] = row.get(column) or ""
     return row
 
 

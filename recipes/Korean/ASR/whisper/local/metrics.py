@@ -90,6 +90,56 @@ def score(records: Iterable[Record], loss: Optional[float] = None) -> dict:
     }
 
 
+def records(batch, hypotheses: List[str]) -> dict:
+    """What the scores need of a batch's clips.
+
+    Arguments
+    ---------
+    batch : speechbrain.dataio.batch.PaddedBatch
+        With ``id``, ``wrd``, ``duration``, ``category`` and ``failed``.
+    hypotheses : list of str
+        Of its clips; a failed one is scored as empty.
+
+    Returns
+    -------
+    dict
+        ID to Record.
+    """
+    return {
+        identifier: Record(
+            id=identifier,
+            reference=batch.wrd[i],
+            hypothesis="" if batch.failed[i] else hypotheses[i],
+            duration=float(batch.duration[i]),
+            category=batch.category[i],
+            failed=bool(batch.failed[i]),
+        )
+        for i, identifier in enumerate(batch.id)
+    }
+
+
+def table(scores_by_set: dict) -> str:
+    """A line for each test set, for people.
+
+    Arguments
+    ---------
+    scores_by_set : dict
+        Name to what ``score`` gives.
+
+    Returns
+    -------
+    str
+    """
+    rates = ["CER", "CER_no_space", "WER", "sWER"]
+    counts = ["n_utterances", "n_failed"]
+    rows = [["test set", *rates, *counts]]
+    for name, scores in scores_by_set.items():
+        cells = [f"{scores[rate]:.2f}" for rate in rates]
+        rows.append([name, *cells, *(str(scores[n]) for n in counts)])
+    width = 2 + max(len(cell) for row in rows for cell in row)
+    return "\n".join("".join(f"{c:>{width}}" for c in row) for row in rows)
+
+
 def _map(rule: Callable[[str], str], pairs: Pairs) -> Pairs:
     return [(rule(ref), rule(hyp)) for ref, hyp in pairs]
 

@@ -23,8 +23,11 @@ from speechbrain.utils.checkpoints import (
 from speechbrain.utils.distributed import run_on_main
 
 ADAPTATIONS = ("full", "frozen_encoder")
+CONTEXTS = ("true_length", "full", "mixed")  # what a trained encoder may see
 RANDOM = "random:"
 MAX_TOKENS = 448  # the decoder's positions, prefix and end token included
+SAMPLES_PER_FRAME = 320  # of the encoder: 20 ms at 16 kHz
+TRIM_FRAMES = 50  # kept behind a clip's end where full context is trimmed
 WEIGHTS_FILE = "model.safetensors"
 KOREAN = 50264  # id of <|ko|>; the English-only models have it one lower
 
@@ -86,11 +89,11 @@ def context_seconds(whisper_hub):
 class Whisper(WhisperLobe):
     """SpeechBrain's Whisper lobe, mended for training.
 
-    Beyond the lobe: the dynamic range of a log-mel is taken per clip, in
-    fp32; the weights are fp32 whatever the source stores; the encoder's
-    sinusoids stay fixed, as in OpenAI's model; no key-value cache is built in
-    training; a frozen encoder runs without a graph; gradient checkpointing
-    can be on; the Korean prefix is left out of the logits.
+    Beyond the lobe: the encoder takes audio of any length up to its context;
+    the dynamic range of a log-mel is taken per clip, in fp32; the weights are
+    fp32 whatever the source stores; the encoder's sinusoids stay fixed, as in
+    OpenAI's model; no key-value cache is built in training; a frozen encoder
+    runs without a graph; gradient checkpointing can be on.
 
     Arguments
     ---------
@@ -100,6 +103,9 @@ class Whisper(WhisperLobe):
         "full", or "frozen_encoder" (only the decoder is trained).
     gradient_checkpointing : bool
         Recompute activations in the backward pass to save memory.
+    compile_layers : bool
+        Compile each layer for training (TorchInductor, shapes dynamic); the
+        first step then takes a minute or more.
     random_folder : str
         Where ``random:SIZE`` is built, in a folder for each size and seed,
         and found again by the next start.
@@ -112,6 +118,7 @@ class Whisper(WhisperLobe):
         whisper_hub,
         adaptation,
         gradient_checkpointing,
+        compile_layers,
         random_folder,
         seed,
     ):
@@ -132,49 +139,73 @@ class Whisper(WhisperLobe):
         self.model.float()  # the hub stores fp16; updates of 1e-5 need fp32
         self.model.encoder.embed_positions.requires_grad_(False)
         self.context_samples = self.feature_extractor.n_samples
+        self.context_s = self.context_samples / self.sampling_rate
         self.n_prefix = len(self.tokenizer.prefix_tokens)
         self.suppressed_by_source = _suppressed(source)
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        if compile_layers:
+            for layer in [
+                *self.model.encoder.layers,
+                *self.model.decoder.layers,
+            ]:
+                layer.compile(dynamic=True)
 
-    def forward(self, wav, decoder_input_ids):
+    def forward(
+        self,
+        decoder_input_ids,
+        n_targets,
+        wav=None,
+        n_samples=None,
+        encoder_states=None,
+        encoder_mask=None,
+    ):
         """Encoder and decoder under teacher forcing.
 
         Arguments
         ---------
-        wav : torch.Tensor
-            (batch, samples), 16 kHz; padded with silence to the context.
         decoder_input_ids : torch.Tensor
             (batch, prefix + tokens).
+        n_targets : int
+            Positions to predict, the last ones: what precedes them is given.
+        wav : torch.Tensor or None
+            (batch, samples), 16 kHz; None where ``encoder_states`` are given.
+        n_samples : int or None
+            As for ``encode``.
+        encoder_states, encoder_mask : torch.Tensor or None
+            (batch, frames, width) and (batch, frames), True where real.
 
         Returns
         -------
         encoder_states : torch.Tensor
             (batch, frames, width), 50 frames a second.
         logits : torch.Tensor
-            (batch, 1 + tokens, vocabulary): from the last prefix token on,
-            what follows each input token.
+            (batch, n_targets, vocabulary): what follows each input token.
         """
-        encoder_states = self.encode(wav)
-        hidden = self.model.decoder(
-            input_ids=decoder_input_ids,
-            encoder_hidden_states=encoder_states,
-            use_cache=False,
-        ).last_hidden_state[:, self.n_prefix - 1 :]
-        return encoder_states, self.logits(hidden)
+        if encoder_states is None:
+            encoder_states = self.encode(wav, n_samples)
+        hidden = self.decode(decoder_input_ids, encoder_states, encoder_mask)
+        return encoder_states, self.logits(hidden[:, -n_targets:])
 
-    def encode(self, wav):
-        """Encoder states of waveforms at the model's full context.
+    def encode(self, wav, n_samples=None):
+        """Encoder states of waveforms, padded with silence to one length.
+
+        A frozen encoder always sees its full context, which is all it was
+        trained on; its states are then trimmed to the length asked for and
+        one second more.
 
         Arguments
         ---------
         wav : torch.Tensor
             (batch, samples), 16 kHz, not longer than the context.
+        n_samples : int or None
+            Length to pad to, raised to that of ``wav``; None: the full
+            context, 30 s for OpenAI's models.
 
         Returns
         -------
         torch.Tensor
-            (batch, frames, width)
+            (batch, frames, width), 50 frames a second.
 
         Raises
         ------
@@ -187,12 +218,75 @@ class Whisper(WhisperLobe):
                 f"{wav.shape[-1]} samples exceed the model's context of "
                 f"{self.context_samples}"
             )
-        wav = F.pad(wav, (0, self.context_samples - wav.shape[-1]))
-        mel = self.log_mel_spectrogram(wav)
+        if n_samples is None:
+            return self.encode_padded(wav, self.context_samples)
+        n_samples = min(max(n_samples, wav.shape[-1]), self.context_samples)
+        if self.freeze_encoder:
+            states = self.encode_padded(wav, self.context_samples)
+            return states[:, : self.n_frames(n_samples) + TRIM_FRAMES]
+        return self.encode_padded(wav, n_samples)
+
+    def encode_padded(self, wav, n_samples):
+        """Encoder states at a context of ``n_samples``; positions are sliced.
+
+        Equal to Transformers' encoder bit for bit at the full context, the
+        only one that it takes.
+        """
+        encoder = self.model.encoder
+        mel = self.log_mel_spectrogram(
+            F.pad(wav, (0, n_samples - wav.shape[-1]))
+        )
         with torch.set_grad_enabled(
             torch.is_grad_enabled() and not self.freeze_encoder
         ):
-            return self.forward_encoder(mel)
+            hidden = F.gelu(encoder.conv1(mel))
+            hidden = F.gelu(encoder.conv2(hidden)).transpose(1, 2)
+            hidden = hidden + encoder.embed_positions.weight[: hidden.shape[1]]
+            hidden = F.dropout(hidden, encoder.dropout, encoder.training)
+            for layer in encoder.layers:
+                hidden = layer(hidden, None)
+            return encoder.layer_norm(hidden)  # (batch, frames, width)
+
+    def n_frames(self, n_samples):
+        """Encoder frames of so many samples, rounded up."""
+        return -(-n_samples // SAMPLES_PER_FRAME)
+
+    def decode(self, decoder_input_ids, encoder_states, encoder_mask=None):
+        """Hidden states of the decoder, without a key-value cache.
+
+        Transformers' own loop asks the device whether sequences are packed,
+        at which the host waits; this one gives the same bits.
+
+        Arguments
+        ---------
+        decoder_input_ids : torch.Tensor
+            (batch, tokens)
+        encoder_states : torch.Tensor
+            (batch, frames, width)
+        encoder_mask : torch.Tensor or None
+            (batch, frames), True where real.
+
+        Returns
+        -------
+        torch.Tensor
+            (batch, tokens, width)
+        """
+        decoder = self.model.decoder
+        n_tokens = decoder_input_ids.shape[1]
+        hidden = decoder.embed_tokens(decoder_input_ids)
+        hidden = hidden + decoder.embed_positions.weight[:n_tokens]
+        hidden = F.dropout(hidden, decoder.dropout, decoder.training)
+        if encoder_mask is not None:
+            encoder_mask = encoder_mask[:, None, None, :]
+        for layer in decoder.layers:
+            hidden = layer(
+                hidden,
+                None,  # causal
+                encoder_states,
+                encoder_attention_mask=encoder_mask,
+                use_cache=False,
+            )
+        return decoder.layer_norm(hidden)
 
     def logits(self, hidden):
         """(…, width) decoder states to (…, vocabulary) logits; tied weights."""

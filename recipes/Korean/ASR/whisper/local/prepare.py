@@ -23,7 +23,7 @@ from tqdm import tqdm
 from local import audio, corpora, files, manifest, text
 
 REPORT = "prepare_report.json"
-VERSION = 1  # raise it when the same corpus would give other manifests
+VERSION = 2  # raise it when the same corpus would give other manifests
 UNDECODABLE = "\ufffd"
 N_AT_ONCE = 4096  # clips in flight: bounds memory, not speed
 

@@ -57,7 +57,7 @@ def _text(value):
 
 
 def _file_name(value):
-    if not isinstance(value, str) or not value or "/" in value:
+    if _text(value) or "/" in value:
         return "give a name in the folder of manifests, without a folder"
 
 
@@ -98,12 +98,16 @@ _count = _number(1, whole=True)
 RULES = {
     "whisper_hub": _model_source,
     "adaptation": _choice(*model.ADAPTATIONS),
+    "encoder_context": _choice(*model.CONTEXTS),
     "gradient_checkpointing": _boolean,
+    "compile_layers": _boolean,
+    "encoder_cache_folder": _folder_or_empty,
     "corpus": _choice(*sorted(corpora.CORPORA)),
     "data_folder": _text,
     "text_form": _choice("spelling", "pronunciation"),
     "columns": _columns,
     "keep_no_speech": _boolean,
+    "packing": _choice("none", "text", "timestamps"),
     "heldout_share": _number(0, 0.5, above=True),
     "manifest_folder": _folder_or_empty,
     "train_csv": _file_name,
@@ -114,6 +118,7 @@ RULES = {
     "save_folder": _text,
     "number_of_epochs": _count,
     "batch_size": _count,
+    "max_batch_length": _number(0),
     "grad_accumulation_factor": _count,
     "lr": _number(0, above=True),
     "warmup_steps": _count,
@@ -175,6 +180,7 @@ def check(hparams_file, overrides, run_opts):
     problems += wrong.values()
     sound = {k: v for k, v in plain.items() if k not in wrong}
     problems += _contradictions(sound, run_opts)
+    problems += _combinations(sound, known)
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise ValueError(
@@ -306,6 +312,42 @@ def _contradictions(plain, run_opts):
             " train first, with the same output_folder"
         )
     return problems + _other_checkpoints(plain)
+
+
+def _combinations(plain, given):
+    """Settings that cannot be had together.
+
+    A file's encoder_context does not count beside the command line's
+    adaptation; ``given`` are the settings of the command line.
+    """
+    problems = []
+    frozen = plain.get("adaptation") == "frozen_encoder"
+    context = plain.get("encoder_context", "full")
+    asked = "encoder_context" in given or "adaptation" not in given
+    if frozen and asked and context != "full":
+        problems.append(
+            f"encoder_context={context!r}: an encoder that is not trained "
+            "(adaptation='frozen_encoder') knows its full context alone; "
+            "choose full, its states are trimmed to each clip afterwards"
+        )
+    cache = plain.get("encoder_cache_folder")
+    if cache and not frozen:
+        problems.append(
+            f"encoder_cache_folder={cache!r}: a trained encoder's outputs "
+            "change; leave it empty, or choose adaptation=frozen_encoder"
+        )
+    if cache and plain.get("augment"):
+        problems.append(
+            f"encoder_cache_folder={cache!r}: augment=True changes every "
+            "epoch's waveforms; choose one of the two"
+        )
+    faster = plain.get("augment") and plain.get("speeds") != [100]
+    if faster and plain.get("packing") == "timestamps":
+        problems.append(
+            f"packing='timestamps': augment=True with speeds={plain['speeds']} "
+            "moves speech from its times; choose speeds=[100] or packing=text"
+        )
+    return problems
 
 
 def _other_checkpoints(plain):

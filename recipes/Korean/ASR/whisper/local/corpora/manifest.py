@@ -9,8 +9,8 @@ Out: Utterances of the splits that the files name, train where none is named.
 Paths are absolute, or relative to the folder of the file. UTF-8 or cp949. A
 TSV file knows no quotes; a CSV file does. `start` and `end` are seconds. The
 ID is the path without its suffix, and the start of a cut, unless `id` says
-otherwise. `session` stands in for a missing `speaker`: both tell which clips
-belong together.
+otherwise. `session` is the recording or conversation whose clips follow each
+other, and stands in for a missing `speaker`.
 """
 
 import csv
@@ -234,6 +234,7 @@ def _utterance(
         text=None if raw is None else text.for_label(raw),
         split=_split(cells["split"]),
         speaker=cells["speaker"] or cells["session"] or "",
+        session=cells["session"] or "",
         category=cells["category"] or "",
         start=start,
         stop=stop,

@@ -1,0 +1,53 @@
+"""Processes started by torchrun: which one this is, and what they share.
+
+In: nothing but torch.distributed's state; one process needs no torchrun.
+Out: rank and number of ranks; objects and sums of all ranks.
+"""
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def here():
+    """(rank of this process, number of processes)."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def gather(item):
+    """A list of every rank's item, on every rank; a collective call."""
+    _, n_ranks = here()
+    items = [item] * n_ranks
+    if n_ranks > 1:
+        dist.all_gather_object(items, item)
+    return items
+
+
+def total(tensor):
+    """The sum of every rank's tensor, on every rank; a collective call."""
+    if here()[1] > 1:
+        tensor = tensor.clone()
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def wrap(module, device):
+    """A module whose gradients are averaged over the ranks.
+
+    Gradients live in the buckets that are sent, and no search for unused
+    parameters delays a step: all that require a gradient get one.
+
+    Arguments
+    ---------
+    module : torch.nn.Module
+    device : str
+        Of its parameters.
+    """
+    return DistributedDataParallel(
+        module,
+        device_ids=[device] if device.startswith("cuda") else None,
+        broadcast_buffers=False,  # constants
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=100,
+    )
