@@ -10,7 +10,7 @@ export MALLOC_MMAP_THRESHOLD_ := 4000000000
 export MALLOC_TRIM_THRESHOLD_ := 8000000000
 export MALLOC_TOP_PAD_ := 500000000
 
-.PHONY: quickstart test test-slow lint
+.PHONY: quickstart test test-slow lint bench
 
 quickstart: .venv/installed
 	cd $(RECIPE) && $(PY) -m local.synthesize results/quickstart_corpus
@@ -21,6 +21,9 @@ test: .venv/installed
 
 test-slow: .venv/installed
 	$(PY) -m pytest -q --durations=8 -m slow
+
+bench: .venv/installed
+	$(PY) benchmarks/speed.py
 
 lint: .venv/installed
 	$(PY) -m ruff check .

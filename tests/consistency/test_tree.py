@@ -70,6 +70,8 @@ def test_local_takes_values_and_no_hparams(path):
         ("manifest", {"files", "text"}),
         ("audio", set()),
         ("loss", set()),
+        ("ranks", set()),
+        ("batching", {"audio"}),
         ("random_model", set()),
         ("metrics", {"files", "text"}),
     ],

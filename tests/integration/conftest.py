@@ -1,4 +1,4 @@
-"""Runs of the recipe as a user starts them: a subprocess each."""
+"""Runs of the recipe: as a user starts them, a subprocess each; and in here."""
 
 import os
 import subprocess
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import recorded
+from local import random_model
 
 RECIPE = Path(__file__).parents[2] / "recipes/Korean/ASR/whisper"
 N_SENTENCES = 40
@@ -41,7 +43,8 @@ def run():
             timeout=1200,
         )
         if check and process.returncode:
-            pytest.fail(f"{process.args}\n{process.stderr[-4000:]}")
+            told = process.stdout[-4000:] + process.stderr[-4000:]
+            pytest.fail(f"{process.args}\n{told}")
         return process
 
     return start
@@ -68,3 +71,22 @@ def small(corpus):
         ]
 
     return arguments
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory):
+    """A folder of ``random:quickstart``, built once for many runs."""
+    folder = tmp_path_factory.mktemp("hub") / "quickstart"
+    return random_model.build_folder("quickstart", folder, seed=1986)
+
+
+@pytest.fixture(scope="session")
+def here(small, hub):
+    """Runs train.py in this process; returns its ``recorded.Recorded``."""
+
+    def start(output_folder, *flags, stop_after_step=None, **settings):
+        settings = {"whisper_hub": hub, **settings}
+        arguments = [*small(output_folder, **settings), *flags]
+        return recorded.start(*arguments, stop_after_step=stop_after_step)
+
+    return start

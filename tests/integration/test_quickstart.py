@@ -29,8 +29,10 @@ def rate(records):
 
 
 def test_it_hears_new_sentences_and_a_new_voice(quickstart):
+    """At full context, and at each clip's own."""
     _, folder = quickstart
     assert scores(folder)["CER"] <= 10
+    assert scores(folder, "test.true_length")["CER"] <= 12
     assert len(checkpoints(folder)) <= 2
     lines = (folder / "scores/test.jsonl").read_text("utf-8").splitlines()
     records = [json.loads(line) for line in lines]
@@ -60,7 +62,8 @@ def test_with_the_audio_of_another_clip_it_fails(quickstart, run, tmp_path):
 
 def test_only_prints_the_same_score_to_the_last_digit(quickstart, run):
     arguments, folder = quickstart
-    before = scores(folder)
+    names = "test", "test.true_length"
+    before = [scores(folder, name) for name in names]
     process = run(*arguments, "--test_only")
-    assert scores(folder) == before
-    assert f"{before['CER']:.2f}" in process.stdout
+    assert [scores(folder, name) for name in names] == before
+    assert all(f"{flat['CER']:.2f}" in process.stdout for flat in before)

@@ -7,7 +7,9 @@ import pytest
 import torch
 import train
 from hyperpyyaml import load_hyperpyyaml
+from local import frozen
 from local.model import Whisper
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import speechbrain as sb
 from speechbrain.dataio.batch import PaddedBatch
@@ -15,16 +17,48 @@ from speechbrain.nnet.schedulers import NoamScheduler
 
 HPARAMS = Path(train.__file__).with_name("hparams") / "quickstart.yaml"
 LR, WARMUP = 1e-3, 3
+aten = torch.ops.aten
+# What Python asks a device for, at which it waits for all that was queued.
+HOST_WAITS = {
+    aten._local_scalar_dense,
+    aten.nonzero,
+    aten.equal,
+    aten.is_nonzero,
+}
+
+
+class Plan:
+    """Of the batches of an epoch: their contexts alone."""
+
+    def __init__(self, n_micro_batches):
+        self.contexts = [5120] * n_micro_batches
+
+    def __len__(self):
+        return len(self.contexts)
+
+
+class HostWaits(TorchDispatchMode):
+    """Keeps the calls at which the host would wait for a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in HOST_WAITS:
+            self.found.append(func)
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
-def make_brain(tmp_path, corpus):
+def make_brain(tmp_path, corpus, hub):
     """A Brain as the YAML makes it, with settings of one's own."""
 
     def make(precision="fp32", **options):
         overrides = {
             "data_folder": str(corpus),
             "output_folder": str(tmp_path),
+            "whisper_hub": hub,
             "lr": LR,
             "warmup_steps": WARMUP,
             "precision": precision,
@@ -40,8 +74,10 @@ def make_brain(tmp_path, corpus):
             run_opts={"device": "cpu", "precision": precision},
         )
         brain.whisper, brain.tokenizer = whisper, whisper.tokenizer
-        brain.n_micro_batches = 100
+        brain.frozen = frozen.FrozenEncoder("")
+        brain.train_sampler = Plan(100)
         brain.on_fit_start()
+        brain.on_stage_start(sb.Stage.TRAIN, 1)
         brain.modules.train()
         return brain
 
@@ -158,7 +194,7 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(
 
 def test_a_tail_of_micro_batches_still_makes_a_step(make_brain):
     brain = make_brain(grad_accumulation_factor=4)
-    brain.n_micro_batches = 6
+    brain.train_sampler = Plan(6)
     start = weights(brain)
     step(brain, *(batch(brain, n) for n in range(5)))
     assert brain.optimizer_step == 1
@@ -208,9 +244,9 @@ def test_augmented_batches_train_and_plain_ones_are_untouched(make_brain):
     lengths = []
     encode = Whisper.encode
 
-    def record(self, wav):
+    def record(self, wav, n_samples):
         lengths.append(wav.shape[-1])
-        return encode(self, wav)
+        return encode(self, wav, n_samples)
 
     brain.whisper.encode = record.__get__(brain.whisper)
     step(brain, batch(brain, 1))
@@ -218,6 +254,28 @@ def test_augmented_batches_train_and_plain_ones_are_untouched(make_brain):
     step(brain, batch(brain, 1))
     assert lengths[0] == pytest.approx(8000 / 0.95, rel=1e-3)
     assert lengths[1] == 8000
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_host_waits_for_no_micro_batch_and_no_step(make_brain, precision):
+    brain = make_brain(precision, grad_accumulation_factor=2)
+    batches = [batch(brain, 2 * n, 2 * n + 1) for n in range(4)]
+    with HostWaits() as waits:
+        torch.ones(1).item()
+        assert len(waits.found) == 1
+        step(brain, *batches)
+    assert brain.optimizer_step == 2
+    assert len(waits.found) == 1, waits.found
+
+
+def test_the_loss_is_fetched_at_every_twentieth_micro_batch(make_brain):
+    brain = make_brain()
+    brain.totals = None  # so that a fetch would fail
+    for brain.step in (*range(1, 20), *range(21, 40)):
+        assert brain.update_average("not fetched", 7.0) == 7.0
+    brain.totals = torch.tensor([30.0, 10.0])
+    for brain.step in (20, 40):
+        assert brain.update_average("not fetched", 7.0) == 3.0
 
 
 def test_the_longest_training_clip_fits_after_the_slowest_speed():

@@ -25,7 +25,8 @@ def test_a_run_leaves_its_files(trained):
     for name in (
         "hyperparams.yaml log.txt env.log train_log.txt train.py "
         "prepare_report.json wer_test.txt manifests/train.csv "
-        "manifests/valid.csv manifests/test.csv scores/test.jsonl"
+        "manifests/valid.csv manifests/test.csv scores/test.jsonl "
+        "scores/test.true_length.json scores/test.true_length.jsonl"
     ).split():
         assert (folder / name).is_file(), name
     flat = scores(folder)
@@ -45,9 +46,10 @@ def test_a_run_leaves_its_files(trained):
 
 def test_test_only_gives_the_same_scores(trained, run, small):
     folder, _ = trained
-    before = scores(folder)
+    names = "test", "test.true_length"
+    before = [scores(folder, name) for name in names]
     run(*small(folder), "--test_only")
-    assert scores(folder) == before
+    assert [scores(folder, name) for name in names] == before
 
 
 def test_the_other_metric_finds_a_checkpoint_too(trained, run, small):
@@ -103,7 +105,8 @@ def test_modes(settings, run, small, tmp_path):
     frozen = settings.get("adaptation") == "frozen_encoder"
     assert any(name.startswith("encoder") for name in names) == (not frozen)
     assert any(name.startswith("decoder") for name in names)
-    assert (tmp_path / "scores/test.untouched.json").exists() == (
+    untouched = [p.name for p in tmp_path.glob("scores/*untouched*.json")]
+    assert untouched == ["test.untouched.json"] * (
         settings.get("score_before_training", False)
     )
     assert scores(tmp_path)["n_utterances"] > 0
@@ -194,3 +197,17 @@ def test_compile(run, small, tmp_path):
     """SpeechBrain's --compile, which wraps the whole module."""
     run(*small(tmp_path), "--compile")
     assert scores(tmp_path)["n_utterances"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adaptation", ["full", "frozen_encoder"])
+def test_compiled_layers_learn_the_same(adaptation, run, small, here, tmp_path):
+    """In many shapes, without so many variants that some are not compiled."""
+    settings = {"adaptation": adaptation, "number_of_epochs": 2, "lr": 0.003}
+    settings["score_before_training"] = True
+    here(tmp_path / "plain", **settings)
+    compiled = small(tmp_path / "compiled", compile_layers=True, **settings)
+    process = run(*compiled)
+    assert "recompile_limit" not in process.stderr
+    plain, compiled = (scores(tmp_path / n) for n in ("plain", "compiled"))
+    assert compiled["loss"] == pytest.approx(plain["loss"], rel=1e-4)

@@ -4,6 +4,7 @@ In: nothing; no network.
 Out: fixtures, and wav files made of noise.
 """
 
+import contextlib
 import copy
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import soundfile
 import torch
 from local import audio, model, random_model
+from torch.utils._python_dispatch import TorchDispatchMode
 
 torch.set_num_threads(1)  # small tensors; others may use the cores
 SEED = 3
@@ -35,6 +37,34 @@ def write_audio(path, seconds=1.0, rate=16000, channels=1, seed=0, **options):
     return path
 
 
+HOST_READS = ("_local_scalar_dense", "nonzero", "item", "is_nonzero", "equal")
+
+
+class Calls(TorchDispatchMode):
+    """Each operation that is run under it: its name, and what it gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.outputs = [], []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        output = function(*args, **(kwargs or {}))
+        self.names.append(function.overloadpacket.__name__)
+        outputs = output if isinstance(output, (tuple, list)) else [output]
+        self.outputs += [o for o in outputs if isinstance(o, torch.Tensor)]
+        return output
+
+
+@contextlib.contextmanager
+def host_reads():
+    """A list of the operations at which a host waits for its device."""
+    found = []
+    with Calls() as calls:
+        yield found
+    assert calls.names
+    found += [name for name in calls.names if name in HOST_READS]
+
+
 @pytest.fixture(scope="session")
 def quickstart(tmp_path_factory):
     """A Hugging Face folder of ``random:quickstart``."""
@@ -50,7 +80,9 @@ def tokenizer():
 @pytest.fixture(scope="session")
 def _built(quickstart):
     return {
-        adaptation: model.Whisper(quickstart, adaptation, False, "unused", SEED)
+        adaptation: model.Whisper(
+            quickstart, adaptation, False, False, "unused", SEED
+        )
         for adaptation in model.ADAPTATIONS
     }
 

@@ -389,19 +389,21 @@ def test_manifest_jsonl(tmp_path):
         "",
         "{broken",
         '["a", "list"]',
-        json.dumps({"path": "2.wav", "text": ["no"], "speaker": "kim"}),
+        json.dumps(
+            {"path": "2.wav", "text": ["no"], "speaker": "kim", "session": "t"}
+        ),
         json.dumps({"path": "3.wav", "text": "\ud800셋", "start": 1, "end": 2}),
         json.dumps({"text": "길 없음"}),
     ]
     write(tmp_path / "manifest.jsonl", "\n".join(lines))
     found = read("manifest", tmp_path)
-    assert [(u.id, u.text, u.speaker) for u in found] == [
-        ("7", "하나", "s"),
-        ("manifest.jsonl:3", None, ""),
-        ("manifest.jsonl:4", None, ""),
-        ("2", None, "kim"),
-        ("3-1", "셋", ""),
-        ("manifest.jsonl:7", "길 없음", ""),
+    assert [(u.id, u.text, u.speaker, u.session) for u in found] == [
+        ("7", "하나", "s", "s"),
+        ("manifest.jsonl:3", None, "", ""),
+        ("manifest.jsonl:4", None, "", ""),
+        ("2", None, "kim", "t"),
+        ("3-1", "셋", "", ""),
+        ("manifest.jsonl:7", "길 없음", "", ""),
     ]
     assert (found[4].start, found[4].stop) == (1.0, 2.0)
     assert found[1].wav == found[5].wav == ""

@@ -1,4 +1,4 @@
-"""From manifest rows to tensors, and which rank takes which clip."""
+"""From manifest rows to tensors, and what is left out on the way."""
 
 import re
 from functools import partial
@@ -12,8 +12,10 @@ from local.manifest import Utterance
 HEADER = "ID,duration,wav,spk_id,wrd\n"
 
 
-def fits(text, tokenizer, max_tokens=model.MAX_TOKENS):
-    return dataio.label_fits(text, tokenizer, max_tokens)
+def fits(text, tokenizer, max_tokens=model.MAX_TOKENS, n_more=0):
+    return dataio.label_fits(
+        text, n_more, tokenizer=tokenizer, max_tokens=max_tokens
+    )
 
 
 # Labels
@@ -53,6 +55,32 @@ def test_exactly_448(tokenizer):
     assert fits(label, tokenizer) and not fits(label + " a", tokenizer)
     assert fits("가", tokenizer, 6) and not fits("가나", tokenizer, 6)
     assert fits("", tokenizer, 5) and not fits("", tokenizer, 4)
+
+
+@pytest.mark.parametrize("n_more", [1, 7, 442])
+def test_a_label_that_leaves_room_for_more(tokenizer, n_more):
+    """For the timestamps of a pack."""
+    n_free = 443 - n_more
+    assert fits(" a" * n_free, tokenizer, n_more=n_more)
+    assert not fits(" a" * (n_free + 1), tokenizer, n_more=n_more)
+    assert fits(" a" * (n_free + 1), tokenizer, n_more=n_more - 1)
+
+
+def test_a_short_label_needs_no_tokenizer(tokenizer):
+    """A token is a byte at least; a corpus has hundreds of thousands."""
+
+    class Counting:
+        prefix_tokens, n_calls = tokenizer.prefix_tokens, 0
+
+        def encode(self, *args, **kwargs):
+            self.n_calls += 1
+            return tokenizer.encode(*args, **kwargs)
+
+    counting = Counting()
+    assert fits("가" * 147 + "ab", counting)  # 443 bytes
+    assert counting.n_calls == 0
+    assert fits("가" * 148, counting)
+    assert counting.n_calls == 1
 
 
 # Rows
@@ -123,8 +151,76 @@ def test_decomposed_labels_are_not_too_long(load):
 def test_a_wrong_data_folder_is_told(load, tmp_path, warnings):
     with pytest.raises(ValueError, match="none of its audio.*data_folder="):
         load("1,1,x.wav,,가", "2,1,y.wav,,나")
-    load("1,1,x.wav,,가", "2,1,a.wav,,나")
-    assert "1 audio files are missing and count as failed: 1" in warnings[0]
+    assert len(load("1,1,x.wav,,가", "2,1,a.wav,,나")) == 2
+    assert "1 of 2 audio files looked for are missing" in warnings[0]
+    assert warnings[0].endswith("count as failed: 1 …")
+
+
+@pytest.mark.parametrize(
+    "n_rows, n_most, n_seen",
+    [(3, 10, 3), (10, 10, 10), (11, 10, 6), (100, 10, 10), (101, 10, 10)],
+)
+def test_some_files_are_looked_for(
+    load, monkeypatch, warnings, n_rows, n_most, n_seen
+):
+    """From all parts of the split; a stat of each would delay a start."""
+    seen = []
+
+    def isfile(path):
+        seen.append(int(re.search(r"(\d+)\.wav", path)[1]))
+        return seen[-1] != 0
+
+    monkeypatch.setattr(dataio, "N_LOOKED_FOR", n_most)
+    monkeypatch.setattr(dataio.os.path, "isfile", isfile)
+    rows = load(*(f"{i},1,$data_root/{i}.wav,,가" for i in range(n_rows)))
+    assert len(rows) == n_rows
+    assert len(seen) == len(set(seen)) == n_seen
+    assert min(seen) == 0 and max(seen) >= 0.8 * (n_rows - 1)
+    assert f"1 of {n_seen} audio files looked for are missing" in warnings[0]
+
+
+def split(tmp_path, name, *rows):
+    write_audio(tmp_path / "a.wav", seconds=0.1)
+    (tmp_path / name).write_text(HEADER + "".join(f"{r}\n" for r in rows))
+    return tmp_path / name
+
+
+def load_splits(tmp_path, longest_s, tokenizer):
+    label_fits = partial(fits, tokenizer=tokenizer)
+    return dataio.load_splits(longest_s, tmp_path, label_fits)
+
+
+def test_splits_have_limits_of_their_own(tmp_path, tokenizer, warnings):
+    rows = [f"{n},{n},$data_root/a.wav,,가" for n in (5, 29, 40)]
+    paths = [split(tmp_path, f"{name}.csv", *rows) for name in "abc"]
+    limits = dict(zip(paths, (28.5, 30.0, float("inf"))))
+    splits = load_splits(tmp_path, limits, tokenizer)
+    assert list(splits) == paths
+    assert [list(splits[path]) for path in paths] == [
+        ["5"],
+        ["5", "29"],
+        ["5", "29", "40"],
+    ]
+    assert len(warnings) == 2
+
+
+def test_what_is_wrong_with_all_splits_comes_in_one_error(tmp_path, tokenizer):
+    sound = split(tmp_path, "sound.csv", "1,1,$data_root/a.wav,,가")
+    wrong = {
+        split(tmp_path, "empty.csv"): "empty.csv has no clip that can be used",
+        split(tmp_path, "long.csv", "1,99,a.wav,,가"): "long.csv has no clip",
+        split(tmp_path, "gone.csv", "1,1,x.wav,,가"): "none of its audio",
+        split(tmp_path, "number.csv", "1,one,a.wav,,가"): "number.csv, line 2",
+        tmp_path / "missing.csv": "missing.csv",
+    }
+    with pytest.raises(ValueError) as error:
+        load_splits(tmp_path, dict.fromkeys([*wrong, sound], 30.0), tokenizer)
+    head, *lines = str(error.value).split("\n  - ")
+    assert "--test_only" in head
+    assert len(lines) == len(wrong)
+    for line, message in zip(lines, wrong.values()):
+        assert message in line
+    assert "sound.csv" not in str(error.value)
 
 
 def test_special_tokens_in_a_text_are_text(tokenizer):
@@ -175,68 +271,3 @@ def test_a_prepared_clip_of_the_whole_context_is_heard(tmp_path):
     assert row["duration"] == 5.0
     samples, failed = dataio.read_or_silence(row["wav"], None, None, 80000)
     assert len(samples) == 80000 and not failed
-
-
-# Ranks
-
-
-def orders(n_items, n_ranks, epoch=1, seed=7):
-    samplers = [
-        dataio.EpochSampler(n_items, seed, rank, n_ranks)
-        for rank in range(n_ranks)
-    ]
-    for sampler in samplers:
-        sampler.set_epoch(epoch)
-    return [list(sampler) for sampler in samplers]
-
-
-SIZES = [(1, 1), (1, 4), (2, 8), (5, 2), (10, 3), (16, 4), (3, 8), (101, 8)]
-
-
-@pytest.mark.parametrize("n_items, n_ranks", SIZES)
-def test_ranks_share_the_clips_out(n_items, n_ranks):
-    shares = orders(n_items, n_ranks)
-    n_each = -(-n_items // n_ranks)
-    for rank, share in enumerate(shares):
-        sampler = dataio.EpochSampler(n_items, 7, rank, n_ranks)
-        assert len(share) == len(sampler) == n_each
-    together = sum(shares, [])
-    assert set(together) == set(range(n_items))
-    if n_items % n_ranks == 0:
-        assert len(together) == n_items  # disjoint
-
-
-def test_another_order_in_every_epoch_and_the_same_again():
-    first, second = orders(100, 2, epoch=1), orders(100, 2, epoch=2)
-    assert first != second
-    assert first == orders(100, 2, epoch=1)
-    assert first != orders(100, 2, epoch=1, seed=8)
-    assert first[0] != sorted(first[0])
-
-
-def test_the_global_random_numbers_are_not_drawn():
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    orders(10, 2)
-    assert torch.equal(torch.rand(2), expected)
-
-
-@pytest.mark.parametrize("n_ranks, batch_size", [(2, 3), (4, 2), (3, 1)])
-def test_ranks_make_the_batches_of_one_process(n_ranks, batch_size):
-    def batches(order, size):
-        return [order[i : i + size] for i in range(0, len(order), size)]
-
-    n_items = 5 * n_ranks * batch_size
-    (alone,) = orders(n_items, 1)
-    shares = [batches(share, batch_size) for share in orders(n_items, n_ranks)]
-    wanted = batches(alone, n_ranks * batch_size)
-    got = [sum(parts, []) for parts in zip(*shares, strict=True)]
-    assert list(map(sorted, got)) == list(map(sorted, wanted))
-
-
-@pytest.mark.parametrize("n_items, n_ranks", [*SIZES, (0, 2)])
-def test_shards_hold_every_clip_once(n_items, n_ranks):
-    shards = [dataio.shard(n_items, r, n_ranks) for r in range(n_ranks)]
-    assert sorted(i for s in shards for i in s) == list(range(n_items))
-    assert max(map(len, shards)) - min(map(len, shards)) <= 1

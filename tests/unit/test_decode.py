@@ -1,5 +1,6 @@
 """Decoding against Transformers' generate, and by a script of logits."""
 
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -36,7 +37,7 @@ def clips():
     return torch.nn.utils.rnn.pad_sequence(wavs, batch_first=True)
 
 
-def states(whisper, rows=slice(None)):
+def states(whisper, rows=...):
     with torch.no_grad():
         return whisper.encode(clips()[rows])
 
@@ -100,6 +101,112 @@ def test_beam_of_one_is_greedy(build, suppressed, seed):
     assert decode.beam(*arguments, beam_size=1) == decode.greedy(*arguments)
 
 
+@pytest.fixture
+def of_twelve(build, suppressed):
+    """What a search takes, of clips that end at many steps; their frames."""
+
+    def arguments(n_frames=37):
+        generator = torch.Generator().manual_seed(0)
+        encoder_states = torch.randn(12, n_frames, 144, generator=generator)
+        return lively(build(), 1), encoder_states, 40, suppressed
+
+    return arguments
+
+
+def spread(rows):
+    """At how many different checks the rows end."""
+    return len({len(row) // decode.STEPS_BETWEEN_END_CHECKS for row in rows})
+
+
+@pytest.mark.parametrize("n_frames", [1, 37, 90])
+@pytest.mark.parametrize("cache_block", [3, 64])
+def test_any_number_of_frames(of_twelve, n_frames, cache_block, monkeypatch):
+    monkeypatch.setattr(decode, "CACHE_BLOCK", cache_block)
+    arguments = of_twelve(n_frames)
+    given = arguments[1].clone()
+    got = decode.greedy(*arguments)
+    assert got == decode.beam(*arguments, beam_size=1)
+    assert torch.equal(arguments[1], given)
+    assert spread(got) > 1
+
+
+def test_under_autocast(of_twelve):
+    arguments = of_twelve()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = decode.greedy(*arguments)
+        assert got == decode.beam(*arguments, beam_size=1)
+    assert got != decode.greedy(*arguments) and spread(got) > 1
+
+
+def test_layers_that_are_compiled_or_checkpointed_for_training(of_twelve):
+    def compiled(*_, **__):
+        raise AssertionError("compiled for training, and called")
+
+    arguments = of_twelve()
+    expected = decode.greedy(*arguments)
+    model = arguments[0].model
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in model.decoder.layers:
+        layer._compiled_call_impl = compiled
+    assert decode.greedy(*arguments) == expected
+
+
+class Adapter(torch.nn.Module):
+    """A projection with something beside it, as LoRA has."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.linear, self.n_calls = linear, 0
+
+    def forward(self, hidden):
+        self.n_calls += 1
+        return self.linear(hidden) + 0.5 * hidden
+
+
+def test_through_wrapped_projections(of_twelve):
+    arguments = of_twelve()
+    plain = decode.greedy(*arguments)
+    layers = arguments[0].model.decoder.layers
+    for layer in layers:
+        for attention in (layer.self_attn, layer.encoder_attn):
+            attention.q_proj = Adapter(attention.q_proj)
+            attention.v_proj = Adapter(attention.v_proj)
+    got = decode.greedy(*arguments)
+    of_clips = {layer.encoder_attn.v_proj.n_calls for layer in layers}
+    of_steps = {layer.self_attn.v_proj.n_calls for layer in layers}
+    assert of_clips == {1} and of_steps.pop() >= max(map(len, got))
+    assert got == decode.beam(*arguments, beam_size=1) != plain
+
+
+def peak_bytes(search, *arguments):
+    """The most bytes of tensors alive at once, beyond those alive before."""
+    activity = torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(
+        activities=[activity], profile_memory=True
+    ) as profiler:
+        search(*arguments)
+    events = profiler.profiler.kineto_results.events()
+    changes = [e for e in events if e.name() == "[memory]"]
+    changes.sort(key=lambda event: event.start_ns())
+    return max(accumulate(event.nbytes() for event in changes))
+
+
+def test_memory_does_not_grow_with_the_steps(build, suppressed):
+    n_clips = 4
+    whisper = build().eval()
+    encoder_states = torch.zeros(n_clips, 10, 144)
+    few, many = (
+        peak_bytes(
+            decode.greedy, whisper, encoder_states, n, [*suppressed, END]
+        )
+        for n in (20, 120)
+    )
+    scores = n_clips * 51865 * 4  # bytes of one step
+    cached = 2 * 2 * n_clips * 144 * 4  # bytes of a token: layers, keys, values
+    assert scores < few < 4 * scores  # no room for tokens that may never come
+    assert many - few < 2 * cached * 100  # not a hundred times the scores
+
+
 @pytest.mark.parametrize("seed", SEEDS[:2])
 def test_beam_is_that_of_transformers(build, quickstart, suppressed, seed):
     whisper = lively(build(), seed)
@@ -124,28 +231,54 @@ def test_beam_leaves_the_model_as_it_was(build, suppressed):
 
 
 class Scripted:
-    """Stands in for a Whisper: step n of clip i favours script[i][n]."""
+    """Stands in for a Whisper: step n of clip i favours script[i][n].
+
+    Which clip a row is and which tokens it was given, its one layer knows
+    from the cache alone.
+    """
 
     vocabulary = 10
 
     def __init__(self, script, n_positions=448):
-        self.script, self.calls = script, []
+        self.script, self.calls, self.given = script, [], {}
         self.n_prefix = 2
         self.tokenizer = SimpleNamespace(prefix_tokens=[7, 8], eos_token_id=9)
-        config = SimpleNamespace(max_target_positions=n_positions)
-        self.model = SimpleNamespace(config=config, decoder=self.decoder)
+        self.model = SimpleNamespace(
+            config=SimpleNamespace(
+                max_target_positions=n_positions, vocab_size=self.vocabulary
+            ),
+            decoder=SimpleNamespace(
+                embed_tokens=self.embed,
+                embed_positions=lambda ids, past_key_values_length: 0.0,
+                layers=[SimpleNamespace(forward=self.layer)],
+                layer_norm=lambda hidden: hidden,
+            ),
+        )
 
-    def decoder(self, input_ids, **_):
-        self.calls.append(input_ids.tolist())
-        step = torch.full((*input_ids.shape, 1), float(len(self.calls) - 1))
-        return SimpleNamespace(last_hidden_state=step)
+    def embed(self, ids):
+        self.calls.append(ids.tolist())
+        return ids[..., None].float()
+
+    def layer(self, hidden, _, encoder_states, past_key_values):
+        cross = past_key_values.cross_attention_cache
+        if not past_key_values.is_updated.get(0):
+            past_key_values.is_updated[0] = True
+            cross.update(*encoder_states[:, None].repeat(2, 1, 1, 1, 1), 0)
+        clips = cross.layers[0].values[:, 0, 0]  # (rows, 1)
+        tokens, _ = past_key_values.self_attention_cache.update(
+            *hidden[:, None].repeat(2, 1, 1, 1, 1), 0
+        )
+        given = tokens[:, 0, :, 0]  # (rows, tokens)
+        self.given |= zip(clips[:, 0].tolist(), given.tolist())
+        steps = torch.full_like(clips, given.shape[1] - self.n_prefix)
+        return torch.cat([clips, steps], dim=-1)[:, None]
 
     def logits(self, hidden):
-        scores = torch.zeros(len(self.script), self.vocabulary)
-        for i, row in enumerate(self.script):
-            favoured = row[min(int(hidden[0, 0]), len(row) - 1)]
-            for place, token in enumerate(favoured):
-                scores[i, token] = 9.0 - place
+        scores = torch.zeros(len(hidden), self.vocabulary)
+        for row, (clip, step) in enumerate(hidden.long().tolist()):
+            script = self.script[clip]
+            for place, token in enumerate(script[min(step, len(script) - 1)]):
+                scores[row, token] = 9.0 - place
         return scores
 
 
@@ -153,19 +286,48 @@ def run(script, max_new_tokens=20, suppressed=(), **settings):
     scripted = Scripted(script, **settings)
     rows = decode.greedy(
         scripted,
-        torch.zeros(len(script), 1, 1),
+        torch.arange(len(script)).float()[:, None, None],
         max_new_tokens,
         list(suppressed),
     )
+    for clip, row in enumerate(rows):
+        told = [7, 8, *row]  # but not the last, where the limit ends a text
+        assert scripted.given[clip][: len(told)] in (told, told[:-1])
     return rows, scripted.calls
 
 
 def test_ends_at_the_end_token_and_says_nothing_after_it():
-    rows, calls = run([[[9], [5]], [[1], [2], [3], [9], [4]]])
+    rows, calls = run([[[9]], [[1], [2], [3], [9]]])
     assert rows == [[], [1, 2, 3]]
-    assert calls[0] == [[7, 8], [7, 8]]
-    assert calls[1:5] == [[[9], [1]], [[9], [2]], [[9], [3]], [[9], [9]]]
+    assert calls[:3] == [[[7, 8], [7, 8]], [[1]], [[2]]]
     assert len(calls) <= 4 + decode.STEPS_BETWEEN_END_CHECKS
+
+
+def says(n_tokens):
+    """A script: so many tokens, and the end."""
+    return [[1 + n % 6] for n in range(n_tokens)] + [[9]]
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        (20, 0, 3, 30, 1),
+        (0, 0, 0, 17),
+        (17, 0, 0, 0),
+        (7, 8, 9, 15, 16, 17),
+        (40, 40, 40),
+        (9, 1, 50, 2, 8, 0, 50, 23, 16, 4, 7, 31),
+    ],
+)
+@pytest.mark.parametrize("cache_block", [1, 5, 64])
+def test_ended_clips_leave_the_batch(lengths, cache_block, monkeypatch):
+    monkeypatch.setattr(decode, "CACHE_BLOCK", cache_block)
+    rows, calls = run([says(n) for n in lengths], max_new_tokens=40)
+    assert rows == [[1 + i % 6 for i in range(min(n, 40))] for n in lengths]
+    every = decode.STEPS_BETWEEN_END_CHECKS
+    for step, call in enumerate(calls[1:], start=1):
+        checked = every * ((step - 1) // every)  # the last step looked at
+        assert len(call) == sum(n > checked for n in lengths)
 
 
 def test_stops_at_once_where_all_are_silent():

@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
+from conftest import Calls, host_reads
 from local import loss
 
 from speechbrain.dataio.batch import PaddedBatch
@@ -76,10 +78,10 @@ def test_padding_changes_nothing(smoothing, rubbish):
 def test_splits_of_a_batch_add_up(smoothing):
     logits, targets, mask = example()
     whole, parts = logits.clone().requires_grad_(), logits.requires_grad_()
-    nll, n_tokens = loss.nll_sum(whole, targets, mask, smoothing)
+    nll, n_tokens = loss.nll_sum(whole.clone(), targets, mask, smoothing)
     nll.backward()
     sums = [
-        loss.nll_sum(parts[rows], targets[rows], mask[rows], smoothing)
+        loss.nll_sum(parts[rows].clone(), targets[rows], mask[rows], smoothing)
         for rows in (slice(0, 1), slice(1, 4))
     ]
     sum(part for part, _ in sums).backward()
@@ -99,8 +101,108 @@ def test_fp32_whatever_the_logits_are():
 
 def test_no_token_counts():
     logits, targets, mask = example()
-    nll, n_tokens = loss.nll_sum(logits, targets, mask & False)
+    logits.requires_grad_()
+    nll, n_tokens = loss.nll_sum(logits.clone(), targets, mask & False)
     assert (nll, n_tokens) == (0, 0)
+    nll.backward()
+    assert (logits.grad == 0).all()
+
+
+def test_an_ignored_target_does_not_count():
+    """Packs without timestamps begin with one."""
+    logits, targets, mask = example()
+    mask[0, 0], ignored = False, targets.clone()
+    wanted = loss.nll_sum(logits, targets, mask)
+    mask[0, 0], ignored[0, 0] = True, loss.IGNORED
+    assert loss.nll_sum(logits, ignored, mask) == wanted
+
+
+# Against PyTorch's own, in what it gives and what it takes
+
+
+def of_torch(logits, targets, mask, smoothing):
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(),
+        targets.masked_fill(~mask, -100).flatten(),
+        label_smoothing=smoothing,
+        reduction="sum",
+    )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n_rows", [1, 5, 23, 24, 100])  # of 24 a chunk
+@pytest.mark.parametrize("rubbish", [None, math.nan, math.inf, -math.inf])
+def test_equals_cross_entropy(monkeypatch, smoothing, dtype, n_rows, rubbish):
+    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", n_rows * VOCABULARY)
+    logits, targets, mask = example()
+    logits = logits.to(dtype)
+    theirs = logits.clone().requires_grad_()
+    expected = of_torch(theirs, targets, mask, smoothing)
+    (expected / 7).backward()
+    if rubbish is not None:
+        logits[~mask] = rubbish
+    logits.requires_grad_()
+    nll, _ = loss.nll_sum(logits.clone(), targets, mask, smoothing)
+    torch.testing.assert_close(nll, expected)
+    (nll / 7).backward()
+    assert logits.grad.dtype == dtype
+    torch.testing.assert_close(logits.grad, theirs.grad)
+    assert (logits.grad[~mask] == 0).all()
+
+
+def test_chunks_of_fewer_elements_than_a_row(monkeypatch):
+    logits, targets, mask = example()
+    wanted = loss.nll_sum(logits, targets, mask)
+    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", 1)
+    torch.testing.assert_close(loss.nll_sum(logits, targets, mask), wanted)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_logits_are_held_once(monkeypatch, smoothing):
+    """No copy of all of them, and fp32 of a chunk alone."""
+    n_clips, n_tokens, vocabulary = 4, 8, 1000
+    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", 4 * vocabulary)
+    weight = torch.randn(vocabulary, 16).bfloat16().requires_grad_()
+    logits = F.linear(torch.ones(n_clips, n_tokens, 16).bfloat16(), weight)
+    targets = torch.ones(n_clips, n_tokens, dtype=torch.long)
+    before = logits.untyped_storage().data_ptr()
+    grads = []
+    logits.register_hook(lambda grad: grads.append(grad.data_ptr()))
+    with Calls() as calls:
+        nll, _ = loss.nll_sum(logits, targets, targets > 0, smoothing)
+        nll.backward()
+    as_large = {
+        (tensor.dtype, tensor.untyped_storage().data_ptr())
+        for tensor in calls.outputs
+        if tensor.numel() >= logits.numel()
+    }
+    assert as_large == {(torch.bfloat16, before)}
+    assert grads == [before]  # in the place of the logits
+    assert 4 * vocabulary == max(
+        t.numel() for t in calls.outputs if t.dtype == torch.float32
+    )
+
+
+def test_logits_that_are_used_up_give_no_second_gradient():
+    logits, targets, mask = example()
+    nll, _ = loss.nll_sum(logits.requires_grad_().clone(), targets, mask)
+    nll.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        nll.backward()
+
+
+def test_the_host_never_waits():
+    logits, targets, mask = example()
+    logits.requires_grad_()
+    lengths = torch.tensor([1.0, 1 / 6, 0.5, 4 / 6])
+    with host_reads() as found:
+        mask = loss.lengths_to_mask(lengths, 6)
+        loss.nll_sum(logits.clone(), targets, mask, 0.1)[0].backward()
+    assert found == []
+
+
+# Lengths
 
 
 def test_every_pair_of_lengths_a_decoder_can_hold():

@@ -35,6 +35,7 @@ def test_a_row_as_speechbrain_names_it(tmp_path):
         start=1.25,
         stop=3.0,
         duration=1.75,
+        session="call 7",
     )
     assert round_trip(tmp_path, utterance, replace(ONE, id="2")) == {
         "a-1": {
@@ -46,6 +47,7 @@ def test_a_row_as_speechbrain_names_it(tmp_path):
             "stop": 3.0,
             "corpus": "zeroth",
             "category": "call",
+            "session": "call 7",
         },
         "2": {
             "duration": 1.5,
@@ -56,13 +58,21 @@ def test_a_row_as_speechbrain_names_it(tmp_path):
             "stop": None,
             "corpus": "zeroth",
             "category": "",
+            "session": "",
         },
     }
     with open(tmp_path / "x.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
-    assert rows[0] == list(manifest.COLUMNS)
+    assert rows[0] == [*manifest.COLUMNS, "session"]
     assert rows[0][:5] == ["ID", "duration", "wav", "spk_id", "wrd"]
     assert rows[1][2] == "$data_root/a/1.wav"
+
+
+def test_nine_columns_where_no_clip_has_a_session(tmp_path):
+    assert round_trip(tmp_path, ONE)["1"]["session"] == ""
+    header, row = (tmp_path / "x.csv").read_text().splitlines()
+    assert header == "ID,duration,wav,spk_id,wrd,start,stop,corpus,category"
+    assert row.count(",") == 8
 
 
 @pytest.mark.parametrize(
@@ -134,7 +144,7 @@ def test_a_file_written_by_hand(tmp_path, encoding, end):
     assert [rows[k]["wrd"] for k in rows] == ['가, "나"', ""]
     assert rows["1"]["wav"] == "/data/a.wav"
     assert [rows["2"][k] for k in ("start", "stop")] == [None, None]
-    assert rows["2"]["category"] == ""
+    assert rows["2"]["category"] == rows["2"]["session"] == ""
 
 
 def test_text_by_hand_is_composed(tmp_path):

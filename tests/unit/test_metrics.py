@@ -11,10 +11,13 @@ import unicodedata
 
 import jiwer
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from local import metrics
 from local.metrics import Record, score, space_normalized
+
+from speechbrain.dataio.batch import PaddedBatch
 
 RATES = ("CER", "CER_no_space", "WER", "sWER")
 
@@ -94,6 +97,50 @@ def test_counts():
     assert scores["n_utterances"] == 2
     assert scores["n_reference_chars"] == len("네 가요")
     assert scores["n_failed"] == 1
+
+
+def test_records_of_a_batch():
+    clips = [
+        ("a-1", "네.", 1.25, "전화", False),
+        ("b", "", 2, "", False),
+        ("c", "가요", 0.1, "", True),
+    ]
+    names = "id", "wrd", "duration", "category", "failed"
+    batch = PaddedBatch(
+        [
+            {**dict(zip(names, clip)), "sig": torch.zeros(3 + n)}
+            for n, clip in enumerate(clips)
+        ]
+    )
+    found = metrics.records(batch, ["네", "음", "무엇"])
+    assert list(found) == ["a-1", "b", "c"]
+    assert list(found.values()) == [
+        Record("a-1", "네.", "네", 1.25, "전화"),
+        Record("b", "", "음", 2.0),
+        Record("c", "가요", "", 0.1, failed=True),  # whatever was decoded
+    ]
+    # They go to other processes and into JSON: no tensors.
+    types = {type(v) for r in found.values() for v in vars(r).values()}
+    assert types == {str, float, bool}
+    assert score(found.values())["n_failed"] == 1
+
+
+def test_table():
+    one = score(records_of(("가고 싶어", "가고싶어"), ("네", "네")))
+    other = score([Record("a", "네", "", 1.0, failed=True)], loss=0.5)
+    lines = metrics.table({"test": one, "test.true_length": other}).split("\n")
+    assert [line.split() for line in lines] == [
+        ["test", "set", "CER", "CER_no_space", "WER", "sWER"]
+        + ["n_utterances", "n_failed"],
+        ["test", "16.67", "0.00", "66.67", "0.00", "2", "0"],
+        ["test.true_length"] + ["100.00"] * 4 + ["1", "1"],
+    ]
+    assert len({len(line) for line in lines}) == 1  # columns stand
+
+
+def test_a_table_without_a_test_set():
+    (line,) = metrics.table({}).splitlines()
+    assert line.split()[:3] == ["test", "set", "CER"]
 
 
 hangul = st.text(st.sampled_from("가나다라 "), max_size=12)

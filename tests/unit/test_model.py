@@ -1,26 +1,35 @@
 """The model against Transformers, and what of it is trained and kept."""
 
+import copy
 import json
 
 import pytest
 import torch
-from conftest import SEED, noise
+from conftest import SEED, host_reads, noise
 from local import model, random_model
 from safetensors.torch import load_file, save_file
 from transformers import (
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
 )
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 PREFIX = [50258, 50264, 50359, 50363]
 TOKENS = torch.tensor(
     [PREFIX + [1, 20, 300, 4000], PREFIX + [50000, 6, 50257, 50257]]
 )
+N_TARGETS = 5  # the last four tokens, and what follows the prefix
 
 
-def batch(whisper, n_clips=2, seconds=3.0):
-    clips = [noise(seconds, seed=i) for i in range(n_clips)]
-    return torch.stack(clips), TOKENS[:n_clips]
+def clips(n_clips=2, seconds=3.0):
+    return torch.stack([noise(seconds, seed=i) for i in range(n_clips)])
+
+
+def forward(whisper, **options):
+    """States and logits of two clips."""
+    if "encoder_states" not in options:
+        options = {"wav": clips(), **options}
+    return whisper(TOKENS, N_TARGETS, **options)
 
 
 def objective(logits):
@@ -29,9 +38,9 @@ def objective(logits):
     return (logits * torch.randn(logits.shape, generator=generator)).sum()
 
 
-def gradients(whisper, mode=True):
-    whisper.train(mode)
-    objective(whisper(*batch(whisper))[1]).backward()
+def gradients(whisper, **options):
+    whisper.train()
+    objective(forward(whisper, **options)[1]).backward()
     return {
         name: parameter.grad
         for name, parameter in whisper.model.named_parameters()
@@ -48,18 +57,17 @@ def test_logits_and_gradients_are_those_of_transformers(
     build, transformers_model
 ):
     whisper = build()
-    wavs, tokens = batch(whisper)
-    states, logits = whisper(wavs, tokens)
+    states, logits = forward(whisper)
     assert states.shape == (2, 250, 144)
-    assert logits.shape == (2, 1 + 4, 51865)
+    assert logits.shape == (2, N_TARGETS, 51865)
 
-    padded = torch.nn.functional.pad(wavs, (0, 5 * 16000 - wavs.shape[1]))
+    padded = torch.nn.functional.pad(clips(), (0, 2 * 16000))
     theirs = transformers_model(
         input_features=whisper.log_mel_spectrogram(padded),
-        decoder_input_ids=tokens,
+        decoder_input_ids=TOKENS,
     )
     torch.testing.assert_close(states, theirs.encoder_last_hidden_state)
-    expected = theirs.logits[:, len(PREFIX) - 1 :]
+    expected = theirs.logits[:, -N_TARGETS:]
     torch.testing.assert_close(logits, expected)
 
     objective(logits).backward()
@@ -72,6 +80,134 @@ def test_logits_and_gradients_are_those_of_transformers(
             )
             assert parameter.grad.abs().sum() > 0 or "k_proj" in name
     transformers_model.zero_grad()
+
+
+@pytest.mark.parametrize("n_targets", [1, 5, 8])
+def test_the_last_targets_alone_have_logits(build, n_targets):
+    whisper = build().eval()
+    with torch.no_grad():
+        states, every = whisper(TOKENS, 8, clips())
+        again, logits = whisper(TOKENS, n_targets, encoder_states=states)
+    assert again is states
+    assert every.shape == (2, 8, 51865)
+    torch.testing.assert_close(logits, every[:, 8 - n_targets :])
+
+
+# The encoder at other lengths
+
+
+@pytest.mark.parametrize("n_steps", [1, 4, 10, 15])
+def test_a_shorter_context_is_a_smaller_encoder_of_transformers(build, n_steps):
+    """Theirs takes one length alone, so it is built with fewer positions."""
+    whisper = build()
+    n_samples = 5120 * n_steps
+    wavs = clips(seconds=0.3)
+    states = whisper.encode(wavs, n_samples)
+
+    config = copy.deepcopy(whisper.config)
+    config.max_source_positions = n_samples // 320
+    theirs = WhisperEncoder(config)
+    weights = whisper.model.encoder.state_dict()
+    name = "embed_positions.weight"
+    weights[name] = weights[name][: n_samples // 320]
+    theirs.load_state_dict(weights)
+    padded = torch.nn.functional.pad(wavs, (0, n_samples - wavs.shape[1]))
+    expected = theirs(whisper.log_mel_spectrogram(padded)).last_hidden_state
+    assert states.shape == (2, n_samples // 320, 144)
+    torch.testing.assert_close(states, expected)
+
+
+def test_a_context_is_raised_to_the_audio_and_capped(build):
+    """Speed perturbation makes clips longer than their manifest says."""
+    whisper = build().eval()
+    wavs = clips(seconds=2.0)
+    with torch.no_grad():
+        wanted = whisper.encode(wavs, 32000)
+        assert wanted.shape[1] == 100
+        assert torch.equal(whisper.encode(wavs, 16000), wanted)
+        full = whisper.encode(wavs)
+        assert torch.equal(whisper.encode(wavs, 10**6), full)
+        assert full.shape[1] == 250
+        assert not torch.allclose(full[:, :100], wanted)
+
+
+@pytest.mark.parametrize(
+    "n_samples, n_frames", [(16000, 100), (16001, 101), (70000, 250)]
+)
+def test_a_frozen_encoder_hears_its_full_context(build, n_samples, n_frames):
+    """Its states are trimmed to the length asked for, and one second."""
+    whisper = build("frozen_encoder")
+    wavs = clips(seconds=1.0)
+    states = whisper.encode(wavs, n_samples)
+    assert torch.equal(states, whisper.encode(wavs)[:, :n_frames])
+    assert states.shape[1] == n_frames
+    trained = build().encode(wavs, n_samples)
+    assert not torch.allclose(trained[:, :50], states[:, :50])
+
+
+@pytest.mark.parametrize("n_samples", [48000, 51200])
+def test_a_shorter_context_trains_the_encoder(build, n_samples):
+    got = gradients(build(), n_samples=n_samples)
+    full = gradients(build())
+    assert got.keys() == full.keys()
+    name = "encoder.layers.0.fc1.weight"
+    assert not torch.allclose(got[name], full[name])
+
+
+# The decoder
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_decoder_is_that_of_transformers(build, autocast):
+    whisper = build()
+    states = whisper.encode(clips()).detach()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        got = whisper.decode(TOKENS, states)
+        expected = whisper.model.decoder(
+            input_ids=TOKENS, encoder_hidden_states=states, use_cache=False
+        ).last_hidden_state
+    assert torch.equal(got, expected)
+    weights = list(whisper.model.decoder.parameters())
+    mine = torch.autograd.grad(objective(got), weights)
+    theirs = torch.autograd.grad(objective(expected), weights)
+    assert all(map(torch.equal, mine, theirs))
+
+
+@pytest.mark.parametrize("garbage", [0.0, 1e4])
+def test_masked_states_change_nothing(build, garbage):
+    whisper = build().eval()
+    lengths = [70, 250]
+    with torch.no_grad():
+        states = whisper.encode(clips())
+        states[0, 70:] = garbage
+        mask = torch.arange(250) < torch.tensor(lengths)[:, None]
+        _, logits = forward(whisper, encoder_states=states, encoder_mask=mask)
+        for i, n_frames in enumerate(lengths):
+            _, alone = whisper(
+                TOKENS[i : i + 1],
+                N_TARGETS,
+                encoder_states=states[i : i + 1, :n_frames],
+            )
+            torch.testing.assert_close(logits[i], alone[0], atol=1e-4, rtol=0)
+        _, unmasked = forward(whisper, encoder_states=states)
+    assert not torch.allclose(unmasked[0], logits[0], atol=1e-2)
+
+
+@pytest.mark.parametrize("adaptation", model.ADAPTATIONS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_host_never_waits_in_a_training_pass(build, adaptation, masked):
+    whisper = build(adaptation).train()
+    options = {"n_samples": 51200}
+    if masked:
+        states = whisper.encode(clips()).detach()
+        mask = torch.arange(250) < torch.tensor([[70], [250]])
+        options = {"encoder_states": states, "encoder_mask": mask}
+    with host_reads() as found:
+        objective(forward(whisper, **options)[1]).backward()
+    assert found == []
+
+
+# Log-mels
 
 
 @pytest.mark.parametrize("loudness", [0.001, 0.1])
@@ -101,7 +237,7 @@ def test_log_mel_does_not_hear_the_neighbour(build, autocast):
 
 def test_short_audio_is_padded_to_the_context(build):
     whisper = build().eval()
-    wavs, _ = batch(whisper, seconds=1.0)
+    wavs = clips(seconds=1.0)
     padded = torch.nn.functional.pad(wavs, (0, 4 * 16000))
     with torch.no_grad():
         states = whisper.encode(wavs)
@@ -138,7 +274,7 @@ def test_frozen_encoder(build):
 
     assert whisper.model.decoder.training
     assert not any(m.training for m in whisper.model.encoder.modules())
-    states, logits = whisper(*batch(whisper))
+    states, logits = forward(whisper)
     assert not states.requires_grad and logits.requires_grad
     torch.optim.SGD(whisper.parameters(), lr=0.1).step()
     after = whisper.model.state_dict()
@@ -161,21 +297,80 @@ def test_frozen_encoder_has_the_decoder_gradients_of_full(build):
 
 
 @pytest.mark.parametrize("adaptation", model.ADAPTATIONS)
+@pytest.mark.parametrize("n_samples", [None, 51200])
 def test_gradient_checkpointing_changes_nothing_but_memory(
-    build, quickstart, adaptation
+    build, adaptation, n_samples
 ):
-    plain = build(adaptation)
-    saving = model.Whisper(quickstart, adaptation, True, "unused", SEED)
-    counts = []
-    layer = saving.model.decoder.layers[0].fc2
-    layer.register_forward_pre_hook(lambda *_: counts.append(1))
-    wanted, got = gradients(plain), gradients(saving)
-    assert len(counts) == 2  # forward, and again in backward
+    plain, saving = build(adaptation), checkpointed(build(adaptation))
+    counts = {"encoder": 0, "decoder": 0}
+    for name in counts:
+
+        def count(*_, name=name):
+            counts[name] += 1
+
+        layer = getattr(saving.model, name).layers[0].fc2
+        layer.register_forward_pre_hook(count)
+    wanted = gradients(plain, n_samples=n_samples)
+    got = gradients(saving, n_samples=n_samples)
+    # Forward, and again in backward.
+    n_encoder = 1 if adaptation == "frozen_encoder" else 2
+    assert counts == {"encoder": n_encoder, "decoder": 2}
     assert wanted.keys() == got.keys()
     for name, gradient in wanted.items():
         assert torch.equal(gradient, got[name]), name
     with torch.no_grad():
-        assert torch.equal(plain(*batch(plain))[1], saving(*batch(saving))[1])
+        assert torch.equal(forward(plain)[1], forward(saving)[1])
+
+
+def checkpointed(whisper):
+    whisper.model.gradient_checkpointing_enable({"use_reentrant": False})
+    return whisper
+
+
+def test_gradient_checkpointing_and_compiling_are_settings(build, quickstart):
+    def flags(whisper):
+        parts = whisper.model.encoder, whisper.model.decoder
+        layers = [layer for part in parts for layer in part.layers]
+        assert len(layers) == 4
+        return {
+            (
+                layer.gradient_checkpointing,
+                layer._compiled_call_impl is not None,
+            )
+            for layer in layers
+        }
+
+    plain = build()
+    both = model.Whisper(quickstart, "full", True, True, "unused", SEED)
+    assert flags(plain) == {(False, False)}
+    assert flags(both) == {(True, True)}
+    # Nothing was compiled yet, and a checkpoint has the same names.
+    assert both.trained_state().keys() == plain.trained_state().keys()
+    assert both.state_dict().keys() == plain.state_dict().keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_layers_give_the_same(build, quickstart, checkpointing):
+    compiled = model.Whisper(
+        quickstart, "full", checkpointing, True, "unused", SEED
+    )
+    for n_samples in (51200, 61440):
+        plain = build()
+        wanted = gradients(plain, n_samples=n_samples)
+        got = gradients(compiled, n_samples=n_samples)
+        assert wanted.keys() == got.keys()
+        for name, gradient in wanted.items():
+            difference = (gradient - got[name]).norm()
+            assert difference <= 1e-4 * gradient.norm() + 1e-3, name
+        with torch.no_grad():
+            torch.testing.assert_close(
+                forward(plain, n_samples=n_samples)[1],
+                forward(compiled, n_samples=n_samples)[1],
+                atol=1e-4,
+                rtol=1e-4,
+            )
+        compiled.zero_grad()
 
 
 # In a checkpoint
@@ -251,7 +446,7 @@ def test_a_source_in_fp16_is_loaded_as_fp32(quickstart, tmp_path):
         (tmp_path / name).symlink_to(f"{quickstart}/{name}")
     name = "preprocessor_config.json"
     (tmp_path / name).symlink_to(f"{quickstart}/{name}")
-    whisper = model.Whisper(str(tmp_path), "full", False, "unused", SEED)
+    whisper = model.Whisper(str(tmp_path), "full", False, False, "", SEED)
     assert {p.dtype for p in whisper.parameters()} == {torch.float32}
     assert torch.equal(
         whisper.model.encoder.conv1.weight,
@@ -262,21 +457,25 @@ def test_a_source_in_fp16_is_loaded_as_fp32(quickstart, tmp_path):
 def test_random_source_is_built_once_and_per_size_and_seed(
     tmp_path, monkeypatch
 ):
+    for width in (4, 8):
+        size = random_model.Size(width, *[4] * 3)
+        monkeypatch.setitem(random_model.SIZES, f"width{width}", size)
+
     def whisper(size, seed):
+        folder = str(tmp_path / "r")
         return model.Whisper(
-            f"random:{size}", "full", False, str(tmp_path / "r"), seed
+            f"random:{size}", "full", False, False, folder, seed
         ).model
 
-    first = whisper("quickstart", 1)
+    first = whisper("width4", 1)
     files = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
-    again = whisper("quickstart", 1)
+    again = whisper("width4", 1)
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == files
     weight = first.decoder.embed_tokens.weight
     assert torch.equal(weight, again.decoder.embed_tokens.weight)
-    other = whisper("quickstart", 2)
+    other = whisper("width4", 2)
     assert not torch.equal(weight, other.decoder.embed_tokens.weight)
-    monkeypatch.setitem(random_model.SIZES, "mini", random_model.Size(*[4] * 4))
-    assert whisper("mini", 1).config.d_model == 4
+    assert whisper("width8", 1).config.d_model == 8
 
 
 def test_prefix_and_context(quickstart, tokenizer):

@@ -56,7 +56,11 @@ def test_the_files_are_right_as_they_are(check, hparams):
         "--whisper_hub=random:tiny",
         "--whisper_hub=openai/whisper-small",
         "--whisper_hub=./corpus",
-        "--adaptation=frozen_encoder",
+        "--encoder_context=true_length",
+        "--compile_layers=True",
+        "--packing=text",
+        "--max_batch_length=160",
+        "--max_batch_length=0.5",
         "--columns={text: 문장, path: 파일}",
         "--speeds=[90, 100]",
         "--precision=fp32",
@@ -85,7 +89,16 @@ WRONG = {
         ("lora", "choose full, frozen_encoder"),
         ("Full", "choose full, frozen_encoder"),
     ],
+    "encoder_context": [
+        ("short", "choose true_length, full, mixed"),
+        ("30", "choose true_length, full, mixed"),
+    ],
     "gradient_checkpointing": [("maybe", "choose True, False")],
+    "compile_layers": [("default", "choose True, False")],
+    "encoder_cache_folder": [
+        ("5", "give a folder, or nothing"),
+        ("[a]", "give a folder, or nothing"),
+    ],
     "corpus": [("zerot", "choose common_voice, fleurs, ksponspeech, manifest")],
     "data_folder": [("", "give a text"), ("5", "give a text")],
     "text_form": [("phonetic", "choose spelling, pronunciation")],
@@ -94,6 +107,10 @@ WRONG = {
         ("{txt: a}", "txt is none of path, text, id"),
     ],
     "keep_no_speech": [("yes", "choose True, False")],
+    "packing": [
+        ("times", "choose none, text, timestamps"),
+        ("True", "choose none, text, timestamps"),
+    ],
     "heldout_share": [
         ("0", "give a number above 0, at most 0.5"),
         ("0.6", "above 0, at most 0.5"),
@@ -112,6 +129,11 @@ WRONG = {
     "save_folder": [("5", "give a text")],
     "number_of_epochs": [("0", "a whole number of at least 1")],
     "batch_size": [("2.0", "a whole number of at least 1")],
+    "max_batch_length": [
+        ("-1", "give a number of at least 0"),
+        (".inf", "give a number of at least 0"),
+        ("long", "give a number of at least 0"),
+    ],
     "grad_accumulation_factor": [("0", "a whole number of at least 1")],
     "lr": [
         ("0", "give a number above 0"),
@@ -262,6 +284,85 @@ def test_a_missing_file_names_those_there_are(check, tmp_path):
     shutil.rmtree(tmp_path / "hparams")
     with pytest.raises(FileNotFoundError, match="start from the recipe folder"):
         check(hparams="hparams/train_larg.yaml")
+
+
+# Settings that go together
+
+FROZEN = "--adaptation=frozen_encoder"
+SHORT = "--encoder_context=true_length"
+CACHE = "--encoder_cache_folder=states"
+AUGMENT = "--augment=True"
+TIMES = "--packing=timestamps"
+NOT_TRAINED = (
+    "encoder_context='{}': .*knows its full context alone; choose full"
+)
+TRAINED = "encoder_cache_folder='states': .*; leave it empty, or choose adapt"
+CHANGED = "encoder_cache_folder='states': augment=True changes .*choose one"
+MOVED = r"packing='timestamps': .*speeds=\[{}\] moves .* choose speeds=\[100\]"
+
+COMBINATIONS = [
+    # The file's own encoder_context, mixed, does not count beside it.
+    ([FROZEN], []),
+    ([FROZEN, "--encoder_context=full"], []),
+    ([FROZEN, "--encoder_context=mixed"], [NOT_TRAINED.format("mixed")]),
+    ([FROZEN, SHORT], [NOT_TRAINED.format("true_length")]),
+    ([FROZEN, "--encoder_context=no"], ["encoder_context='no': choose "]),
+    ([FROZEN, CACHE], []),
+    ([FROZEN, CACHE, TIMES], []),
+    (["--adaptation=full", CACHE], [TRAINED]),
+    ([CACHE], [TRAINED]),
+    (['--encoder_cache_folder=""'], []),
+    (["--adaptation=frozen", CACHE], ["adaptation='frozen': choose"]),
+    ([FROZEN, CACHE, AUGMENT], [CHANGED]),
+    ([FROZEN, CACHE, AUGMENT, "--speeds=[100]"], [CHANGED]),
+    ([FROZEN, AUGMENT], []),
+    ([CACHE, AUGMENT], [TRAINED, CHANGED]),
+    ([TIMES], []),
+    ([TIMES, "--speeds=[90]"], []),  # not in use
+    ([TIMES, AUGMENT], [MOVED.format("95, 100, 105")]),
+    ([TIMES, AUGMENT, "--speeds=[90]"], [MOVED.format("90")]),
+    ([TIMES, AUGMENT, "--speeds=[100]"], []),
+    (["--packing=text", AUGMENT], []),
+    ([TIMES, AUGMENT, "--speeds=[]"], [r"speeds=\[\]: give a list"]),
+    ([TIMES, "--augment=maybe"], ["augment='maybe': choose"]),
+    (
+        [FROZEN, SHORT, CACHE, TIMES, AUGMENT, "--speeds=[90]"],
+        [NOT_TRAINED.format("true_length"), CHANGED, MOVED.format("90")],
+    ),
+]
+
+
+@pytest.mark.parametrize("arguments, messages", COMBINATIONS)
+def test_combinations(check, arguments, messages):
+    lines = check(*arguments)
+    assert len(lines) == len(messages), lines
+    for line, message in zip(lines, messages):
+        assert re.match(message, line)
+
+
+@pytest.mark.parametrize(
+    "context, arguments, n_lines",
+    [
+        ("mixed", [], 1),
+        ("full", [], 0),
+        ("full", ["--encoder_context=mixed"], 1),
+        ("mixed", ["--encoder_context=full"], 0),
+        ("mixed", ["--adaptation=full"], 0),
+    ],
+)
+def test_a_file_that_freezes_the_encoder(
+    check, tmp_path, context, arguments, n_lines
+):
+    path = own(tmp_path, "\nadaptation: full ", "\nadaptation: frozen_encoder ")
+    text = path.read_text(encoding="utf-8")
+    assert "\nencoder_context: mixed " in text
+    text = text.replace(
+        "\nencoder_context: mixed ", f"\nencoder_context: {context} "
+    )
+    path.write_text(text, encoding="utf-8")
+    lines = check(*arguments, hparams=path)
+    assert len(lines) == n_lines
+    assert all(re.match(NOT_TRAINED.format("mixed"), line) for line in lines)
 
 
 # Folders and hardware

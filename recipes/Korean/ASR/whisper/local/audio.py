@@ -91,6 +91,8 @@ def _read_container(path, start, stop):
             )
     except (soundfile.LibsndfileError, RuntimeError) as error:
         raise ValueError(f"{path} cannot be decoded: {error}") from None
+    if samples.shape[1] == 1:  # the mean of one channel costs a copy
+        return samples[:, 0], rate
     return samples.mean(axis=1), rate
 
 

@@ -100,6 +100,9 @@ class Batches(torch.utils.data.Sampler):
         asked = self._asked(rng)
         batches = self._cut(asked, rng)
         longest = np.array([asked[batch].max() for batch in batches])
+        first = longest.argmax()  # any batch of the longest bucket may hold it
+        batches[0], batches[first] = batches[first], batches[0]
+        longest[[0, first]] = longest[[first, 0]]
         self.batches = batches
         self.contexts = context_samples(longest, self.context_s)
         n_clips = np.array([len(batch) for batch in batches])

@@ -5,12 +5,14 @@ Out: for each clip the token ids of its text, without prefix and end.
 """
 
 import torch
+import torch.nn.functional as F
 from transformers import WhisperForConditionalGeneration
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 
 # Whisper's list of suppressed tokens forbids these, which Korean labels hold.
 LABEL_CHARACTERS = set("/:~@#()[]\"'%*+-<>=^_`{|}\\$&;,.!?")
 STEPS_BETWEEN_END_CHECKS = 8  # each check makes the host wait for the device
+CACHE_BLOCK = 64  # tokens; by so many a self-attention cache grows
 
 
 def suppressed_tokens(tokenizer, n_vocabulary, suppressed_by_model):
@@ -43,7 +45,10 @@ def suppressed_tokens(tokenizer, n_vocabulary, suppressed_by_model):
 
 @torch.no_grad()
 def greedy(whisper, encoder_states, max_new_tokens, suppressed):
-    """The likeliest token at every step, with a key-value cache.
+    """The likeliest token at every step, as of Transformers' ``generate``.
+
+    Scores are kept for one step only, and clips that have ended leave the
+    batch, so that a long one does not pay for the short ones beside it.
 
     Arguments
     ---------
@@ -62,32 +67,38 @@ def greedy(whisper, encoder_states, max_new_tokens, suppressed):
         Token ids a clip.
     """
     device = encoder_states.device
-    n_clips = encoder_states.shape[0]
+    n_clips, n_steps = len(encoder_states), _n_steps(whisper, max_new_tokens)
     end = whisper.tokenizer.eos_token_id
-    tokens = _prefix(whisper, n_clips, device)
-    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    forbidden = torch.zeros(whisper.model.config.vocab_size, device=device)
+    forbidden[suppressed] = -torch.inf
+    texts = torch.full((n_clips, n_steps), end, device=device)
+    clips = torch.arange(n_clips, device=device)  # whose the rows are
     ended = torch.zeros(n_clips, dtype=torch.bool, device=device)
-    chosen = []
-    for step in range(_n_steps(whisper, max_new_tokens)):
-        hidden = whisper.model.decoder(
-            input_ids=tokens,
-            encoder_hidden_states=encoder_states,
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state[:, -1]
-        scores = whisper.logits(hidden).float()  # (batch, vocabulary)
-        scores[:, suppressed] = -torch.inf
-        tokens = scores.argmax(-1).masked_fill(ended, end)[:, None]
-        chosen.append(tokens)
+    cache = EncoderDecoderCache(
+        *(Cache(layer_class_to_replicate=_CacheLayer) for _ in range(2))
+    )
+    tokens = _prefix(whisper, n_clips, device)
+    for step in range(n_steps):
+        hidden = _next(whisper.model.decoder, tokens, encoder_states, cache)
+        scores = whisper.logits(hidden).add_(forbidden)  # (rows, vocab)
+        tokens = scores.max(-1, keepdim=True).indices  # argmax: slow on a CPU
+        texts[clips, step] = tokens[:, 0]
         ended |= tokens[:, 0] == end
-        if step % STEPS_BETWEEN_END_CHECKS == 0 and ended.all():
-            break
-    return _until_end(torch.cat(chosen, dim=1).tolist(), end)
+        if step % STEPS_BETWEEN_END_CHECKS == 0 and ended.any():
+            if ended.all():
+                break
+            tokens, clips, ended = _drop(ended, cache, tokens, clips)
+    return _until_end(texts.tolist(), end)
 
 
 @torch.no_grad()
 def beam(whisper, encoder_states, max_new_tokens, suppressed, beam_size):
     """Beam search, by Transformers' ``generate``.
+
+    SpeechBrain's ``S2SWhisperBeamSearcher`` searches otherwise: there an ended
+    hypothesis keeps its place among the beams, a clip goes on until
+    ``beam_size`` hypotheses have ended, and an end token counts only where
+    its log-probability is above 1.5 times the best one. Texts may differ.
 
     Arguments
     ---------
@@ -125,6 +136,69 @@ def beam(whisper, encoder_states, max_new_tokens, suppressed, beam_size):
         ),
     )
     return _until_end(sequences[:, prefix.shape[1] :].tolist(), end)
+
+
+class _CacheLayer(DynamicLayer):
+    """Keys and values of one layer: a step is written in place, where the
+    parent copies all that it has.
+
+    What comes first is kept as it is: all that cross-attention ever gets.
+    """
+
+    def update(self, keys, values, *_, **__):
+        start = self.get_seq_length()
+        stop = start + keys.shape[2]
+        if start == 0:
+            self.is_initialized = True
+            return self._hold([keys, values], stop)
+        if stop > self.room[0].shape[2]:
+            self.room = [F.pad(t, (0, 0, 0, CACHE_BLOCK)) for t in self.room]
+        for whole, new in zip(self.room, (keys, values)):
+            whole[:, :, start:stop] = new
+        return self._hold(self.room, stop)
+
+    def move_rows(self, sources, targets, n_rows):
+        room = [_moved(t, sources, targets, n_rows) for t in self.room]
+        self._hold(room, self.get_seq_length())
+
+    def _hold(self, room, n_tokens):
+        self.room = room  # each (rows, heads, tokens and more, head width)
+        self.keys, self.values = (t[:, :, :n_tokens] for t in room)
+        return self.keys, self.values
+
+
+def _next(decoder, tokens, encoder_states, cache):
+    """(rows, tokens) ids to the (rows, width) state after the last one."""
+    hidden = decoder.embed_tokens(tokens) + decoder.embed_positions(
+        tokens, past_key_values_length=cache.get_seq_length()
+    )
+    for layer in decoder.layers:
+        # Not layer(…): it may be compiled for training, or checkpointed. The
+        # states are read at the first step alone, before a row is dropped.
+        hidden = layer.forward(
+            hidden, None, encoder_states, past_key_values=cache
+        )
+    return decoder.layer_norm(hidden[:, -1])
+
+
+def _drop(ended, cache, *per_row):
+    """Puts the last living rows in the places of ended ones, and cuts.
+
+    In place, so that a row costs nothing but where it moves.
+    """
+    alive = (~ended).nonzero()[:, 0]
+    n_rows = len(alive)
+    sources, targets = alive[alive >= n_rows], ended[:n_rows].nonzero()[:, 0]
+    for half in (cache.self_attention_cache, cache.cross_attention_cache):
+        for layer in half.layers:
+            layer.move_rows(sources, targets, n_rows)
+    per_row = *per_row, ended
+    return [_moved(rows, sources, targets, n_rows) for rows in per_row]
+
+
+def _moved(rows, sources, targets, n_rows):
+    rows[targets] = rows[sources]
+    return rows[:n_rows]
 
 
 def _prefix(whisper, n_clips, device):

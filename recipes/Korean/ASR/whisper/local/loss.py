@@ -46,7 +46,7 @@ def nll_sum(logits, targets, mask, label_smoothing=0.0):
         (batch, tokens, vocabulary), of any precision; used up by the backward
         pass, which writes their gradient in their place.
     targets : torch.Tensor
-        (batch, tokens), integer.
+        (batch, tokens), integer; ``IGNORED`` counts nowhere.
     mask : torch.Tensor
         (batch, tokens), True where the target counts.
     label_smoothing : float
@@ -59,6 +59,7 @@ def nll_sum(logits, targets, mask, label_smoothing=0.0):
     n_tokens : torch.Tensor
         Scalar: how many count.
     """
+    mask = mask & (targets != IGNORED)
     targets = targets.masked_fill(~mask, IGNORED).flatten()
     nll = _CrossEntropySum.apply(
         logits.flatten(0, 1), targets, float(label_smoothing)

@@ -241,6 +241,8 @@ class Whisper(WhisperLobe):
         ):
             hidden = F.gelu(encoder.conv1(mel))
             hidden = F.gelu(encoder.conv2(hidden)).transpose(1, 2)
+            # Transformers goes on with the strides of the convolution.
+            hidden = hidden.contiguous()
             hidden = hidden + encoder.embed_positions.weight[: hidden.shape[1]]
             hidden = F.dropout(hidden, encoder.dropout, encoder.training)
             for layer in encoder.layers:

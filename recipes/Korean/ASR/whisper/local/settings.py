@@ -321,17 +321,16 @@ def _combinations(plain, given):
     adaptation; ``given`` are the settings of the command line.
     """
     problems = []
-    frozen = plain.get("adaptation") == "frozen_encoder"
+    adaptation = plain.get("adaptation", "")
     context = plain.get("encoder_context", "full")
     asked = "encoder_context" in given or "adaptation" not in given
-    if frozen and asked and context != "full":
+    if adaptation == "frozen_encoder" and asked and context != "full":
         problems.append(
-            f"encoder_context={context!r}: an encoder that is not trained "
-            "(adaptation='frozen_encoder') knows its full context alone; "
-            "choose full, its states are trimmed to each clip afterwards"
+            f"encoder_context={context!r}: a frozen_encoder knows its full "
+            "context alone; choose full, its states are trimmed afterwards"
         )
     cache = plain.get("encoder_cache_folder")
-    if cache and not frozen:
+    if cache and adaptation not in ("", "frozen_encoder"):
         problems.append(
             f"encoder_cache_folder={cache!r}: a trained encoder's outputs "
             "change; leave it empty, or choose adaptation=frozen_encoder"
@@ -341,10 +340,11 @@ def _combinations(plain, given):
             f"encoder_cache_folder={cache!r}: augment=True changes every "
             "epoch's waveforms; choose one of the two"
         )
-    faster = plain.get("augment") and plain.get("speeds") != [100]
+    speeds = plain.get("speeds", [100])
+    faster = plain.get("augment") and speeds != [100]
     if faster and plain.get("packing") == "timestamps":
         problems.append(
-            f"packing='timestamps': augment=True with speeds={plain['speeds']} "
+            f"packing='timestamps': augment=True with speeds={speeds} "
             "moves speech from its times; choose speeds=[100] or packing=text"
         )
     return problems

@@ -13,6 +13,7 @@ FORMS = ("spelling", "pronunciation")  # of a KsponSpeech pair, in its order
 
 # Blank to the eye, though Unicode calls the fillers letters.
 _BLANK = frozenset("\u200b\u3164\uffa0")
+_PLAIN = re.compile("[ -~가-힣]*")  # composed and visible, or spaces
 _FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 
 _NARROW_MARKUP = str.maketrans("（）／", "()/")
@@ -61,6 +62,8 @@ def for_label(text: str) -> str:
     str
         NFC, single spaces, none at the ends.
     """
+    if _PLAIN.fullmatch(text):  # most texts of a large corpus
+        return " ".join(text.split())
     visible = "".join(map(_visible, text))
     return " ".join(unicodedata.normalize("NFC", visible).split())
 
