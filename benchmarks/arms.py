@@ -50,6 +50,11 @@ class Settings:
         return str(self.folder / f"{name}_{self.seed}")
 
     @property
+    def ending_folder(self):
+        """The same model, whose texts end where the labels do."""
+        return str(self.folder / "ending")
+
+    @property
     def clips_folder(self):
         """The manifests, and the FLAC files beside them."""
         return self.folder / "clips"
@@ -84,13 +89,16 @@ class Stopwatch:
         return time.perf_counter() - self.began
 
 
-def in_batches(clips, batch_size, device):
+def in_batches(clips, settings, by_length):
     """Waveforms (batch, samples), padded with silence, for decoding."""
+    batch_size = settings.decode_batch
+    if by_length:
+        clips = sorted(clips, key=lambda clip: -clip.duration)
     waveforms = [torch.from_numpy(clip.samples) for clip in clips]
     return [
         torch.nn.utils.rnn.pad_sequence(
             waveforms[start : start + batch_size], batch_first=True
-        ).to(device)
+        ).to(settings.device)
         for start in range(0, len(clips), batch_size)
     ]
 
@@ -106,10 +114,11 @@ def build(name, settings):
         import rivals
 
         return rivals.SpeechBrainTrainer(settings, clips)
-    if name == "decode_speechbrain":
+    if name.startswith("decode_speechbrain"):
         import rivals
 
-        return rivals.SpeechBrainDecoder(settings, clips)
+        by_length = name.endswith("_by_length")
+        return rivals.SpeechBrainDecoder(settings, clips, by_length)
     import ours
 
     return ours.build(name, settings, clips)

@@ -52,8 +52,8 @@ FROM_DISK = {
 
 def build(name, settings, clips):
     """An arm by its name."""
-    if name == "decode":
-        return Decoder(settings, clips)
+    if name.startswith("decode"):
+        return Decoder(settings, clips, name.endswith("_by_length"))
     return Trainer(name, settings, clips)
 
 
@@ -227,40 +227,36 @@ def _by_cost(settings, clips, lever):
 class Decoder:
     """Validation's greedy decoding at the full context."""
 
-    def __init__(self, settings, clips):
-        self.brain, _, _ = take(settings, {"num_workers": 0})
+    def __init__(self, settings, clips, by_length):
+        source = {"whisper_hub": settings.ending_folder, "num_workers": 0}
+        self.brain, _, _ = take(settings, source)
         self.brain.modules.eval()
         # SpeechBrain's list, so that both sides write the same texts.
         search = S2SWhisperGreedySearcher(
             self.brain.whisper, min_decode_ratio=0.0, max_decode_ratio=1.0
         )
         self.suppressed = list(search.get_tokens_to_suppress)
-        self.batches = in_batches(clips, settings.decode_batch, settings.device)
         self.settings, self.stopwatch = settings, Stopwatch(settings.device)
+        with torch.no_grad(), settings.autocast():
+            self.states = [
+                self.brain.whisper.encode(waveforms)
+                for waveforms in in_batches(clips, settings, by_length)
+            ]
 
     def warm_up(self):
         """One round."""
         self()
 
-    @torch.no_grad()
     def __call__(self):
-        """Encodes and decodes every clip; texts as lists of token ids."""
-        whisper, texts, encoding_s = self.brain.whisper, [], 0.0
+        """Decodes every clip; texts as lists of token ids."""
+        texts = []
         self.stopwatch.start()
-        for waveforms in self.batches:
+        for states in self.states:
             with self.settings.autocast():
-                before = self.stopwatch.seconds()
-                states = whisper.encode(waveforms)
-                encoding_s += self.stopwatch.seconds() - before
                 texts += decode.greedy(
-                    whisper,
+                    self.brain.whisper,
                     states,
                     self.settings.max_new_tokens,
                     self.suppressed,
                 )
-        seconds = self.stopwatch.seconds()
-        return {
-            "seconds": seconds,
-            "seconds_without_encoder": seconds - encoding_s,
-            "texts": texts,
-        }
+        return {"seconds": self.stopwatch.seconds(), "texts": texts}

@@ -31,14 +31,14 @@ RATIOS = {
     "mixed_ratio_vs_hf": ("hf", "mixed", "seconds"),
     "frozen_cache_ratio": ("frozen", "frozen_cached", "seconds"),
     "decode_ratio_vs_speechbrain": ("decode_speechbrain", "decode", "seconds"),
-    "decode_ratio_without_encoder": (
-        "decode_speechbrain",
-        "decode",
-        "seconds_without_encoder",
+    "decode_ratio_by_length": (
+        "decode_speechbrain_by_length",
+        "decode_by_length",
+        "seconds",
     ),
 }
 # Of these MFU is not told: they do less than training all weights.
-DO_LESS = {"frozen", "frozen_cached", "decode", "decode_speechbrain"}
+DO_LESS = {"frozen", "frozen_cached"}
 CORPUS_CLIPS = 20_000  # of which padding_waste is told
 PACKAGES = ("torch", "torchaudio", "transformers", "speechbrain", "accelerate")
 
@@ -85,7 +85,8 @@ def content(groups, settings, clips):
         name: summary(rounds, len(clips), audio_s)
         for name, rounds in arms.items()
     }
-    for name in arms.keys() - DO_LESS if peak else ():
+    training = [n for n in arms if n not in DO_LESS and "decode" not in n]
+    for name in training if peak else ():
         arm = result["arms"][name]
         arm["mfu"] = 100 * arm["clips_per_s"] * work / len(clips) / peak
     return result

@@ -136,7 +136,7 @@ class SpeechBrainTrainer:
 
     def __init__(self, settings, clips):
         sb.utils.seed_everything(settings.seed)
-        lobe = _lobe(settings)
+        lobe = _lobe(settings, settings.model_folder)
         self.brain = StockBrain(
             modules={"whisper": lobe},
             opt_class=lambda parameters: torch.optim.AdamW(
@@ -203,8 +203,9 @@ class SpeechBrainDecoder:
     takes the same; both may choose the end at the first step.
     """
 
-    def __init__(self, settings, clips):
-        self.lobe = _lobe(settings).to(settings.device).eval()
+    def __init__(self, settings, clips, by_length):
+        folder = settings.ending_folder
+        self.lobe = _lobe(settings, folder).to(settings.device).eval()
         frames = self.lobe.config.max_source_positions
         self.search = S2SWhisperGreedySearcher(
             self.lobe,
@@ -212,8 +213,12 @@ class SpeechBrainDecoder:
             min_decode_ratio=0.0,
             max_decode_ratio=(settings.max_new_tokens + 0.5) / frames,
         )
-        self.batches = in_batches(clips, settings.decode_batch, settings.device)
         self.settings, self.stopwatch = settings, Stopwatch(settings.device)
+        with torch.no_grad(), settings.autocast():
+            self.states = [
+                self.lobe.forward_encoder(self.lobe._get_mel(waveforms))
+                for waveforms in in_batches(clips, settings, by_length)
+            ]
 
     def warm_up(self):
         """One round."""
@@ -221,29 +226,22 @@ class SpeechBrainDecoder:
 
     @torch.no_grad()
     def __call__(self):
-        """Encodes and decodes every clip; texts as lists of token ids."""
-        texts, encoding_s = [], 0.0
+        """Decodes every clip; texts as lists of token ids."""
+        texts = []
         self.stopwatch.start()
-        for waveforms in self.batches:
+        for states in self.states:
             with self.settings.autocast():
-                before = self.stopwatch.seconds()
-                states = self.lobe.forward_encoder(
-                    self.lobe._get_mel(waveforms)
-                )
-                encoding_s += self.stopwatch.seconds() - before
                 ids, *_ = self.search(states, torch.ones(len(states)))
             texts += ids
-        seconds = self.stopwatch.seconds()
         return {
-            "seconds": seconds,
-            "seconds_without_encoder": seconds - encoding_s,
+            "seconds": self.stopwatch.seconds(),
             "texts": [[int(token) for token in text] for text in texts],
         }
 
 
-def _lobe(settings):
+def _lobe(settings, folder):
     return Whisper(
-        settings.model_folder,
+        folder,
         save_path=str(settings.folder / "lobe"),
         language="ko",
     )

@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 
 import clips as clips_module
+import endings
 from arms import RECIPE, Settings
 
 sys.path.insert(0, str(RECIPE))
@@ -37,6 +38,7 @@ GROUPS = [
     ["full", "true_length_random", "true_length", "checkpointing"],
     ["frozen", "frozen_cached"],
     ["decode_speechbrain", "decode"],
+    ["decode_speechbrain_by_length", "decode_by_length"],
     ["e2e"],
 ]
 ON_A_GPU = ["compile"]  # no faster on a CPU, and slow to build there
@@ -133,13 +135,15 @@ def measure(names, settings, rounds, minutes):
     return answers
 
 
-def prepare(settings):
+def prepare(settings, needs_endings):
     """Weights and clips of all arms, on disk; and the clips."""
     settings.folder.mkdir(parents=True, exist_ok=True)
     size = settings.model.removeprefix("random:")
     random_model.build_folder(size, settings.model_folder, settings.seed)
     clips = clips_module.make(settings.n_clips, settings.seed)
     clips_module.write(clips, settings.clips_folder)
+    if needs_endings:
+        endings.write(settings.model_folder, clips, settings.ending_folder)
     return clips
 
 
@@ -159,7 +163,7 @@ def arguments():
     add("--clips_per_step", type=int, default=16, help="of an optimizer step")
     add("--micro_batch", type=int, default=4, help="clips of 30 s at once")
     add("--decode_batch", type=int, default=16)
-    add("--max_new_tokens", type=int, default=40)
+    add("--max_new_tokens", type=int, default=200)
     add("--workers", type=int, default=1, help="that read audio, for e2e")
     add("--seed", type=int, default=1986)
     add("--out", default=Path(__file__).parent / "out", type=Path)
@@ -183,7 +187,8 @@ def main():
         settings = Settings(
             **values, n_clips=given.clips, work_folder=str(folder)
         )
-        clips = prepare(settings)
+        decodes = any("decode" in name for name in sum(groups, []))
+        clips = prepare(settings, decodes)
         answers = [
             measure(group, settings, given.rounds, given.minutes)
             for group in groups

@@ -114,8 +114,8 @@ def of_twelve(build, suppressed):
 
 
 def spread(rows):
-    """At how many different checks the rows end."""
-    return len({len(row) // decode.STEPS_BETWEEN_END_CHECKS for row in rows})
+    """At how many different steps the rows end."""
+    return len({len(row) for row in rows})
 
 
 @pytest.mark.parametrize("n_frames", [1, 37, 90])
@@ -300,7 +300,7 @@ def test_ends_at_the_end_token_and_says_nothing_after_it():
     rows, calls = run([[[9]], [[1], [2], [3], [9]]])
     assert rows == [[], [1, 2, 3]]
     assert calls[:3] == [[[7, 8], [7, 8]], [[1]], [[2]]]
-    assert len(calls) <= 4 + decode.STEPS_BETWEEN_END_CHECKS
+    assert len(calls) == 4
 
 
 def says(n_tokens):
@@ -324,10 +324,8 @@ def test_ended_clips_leave_the_batch(lengths, cache_block, monkeypatch):
     monkeypatch.setattr(decode, "CACHE_BLOCK", cache_block)
     rows, calls = run([says(n) for n in lengths], max_new_tokens=40)
     assert rows == [[1 + i % 6 for i in range(min(n, 40))] for n in lengths]
-    every = decode.STEPS_BETWEEN_END_CHECKS
-    for step, call in enumerate(calls[1:], start=1):
-        checked = every * ((step - 1) // every)  # the last step looked at
-        assert len(call) == sum(n > checked for n in lengths)
+    for step, call in enumerate(calls[1:]):
+        assert len(call) == sum(n > step for n in lengths)
 
 
 def test_stops_at_once_where_all_are_silent():

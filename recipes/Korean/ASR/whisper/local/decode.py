@@ -78,13 +78,15 @@ def greedy(whisper, encoder_states, max_new_tokens, suppressed):
         *(Cache(layer_class_to_replicate=_CacheLayer) for _ in range(2))
     )
     tokens = _prefix(whisper, n_clips, device)
+    # A CPU is its own host.
+    checked_every = 1 if device.type == "cpu" else STEPS_BETWEEN_END_CHECKS
     for step in range(n_steps):
         hidden = _next(whisper.model.decoder, tokens, encoder_states, cache)
         scores = whisper.logits(hidden).add_(forbidden)  # (rows, vocab)
         tokens = scores.max(-1, keepdim=True).indices  # argmax: slow on a CPU
         texts[clips, step] = tokens[:, 0]
         ended |= tokens[:, 0] == end
-        if step % STEPS_BETWEEN_END_CHECKS == 0 and ended.any():
+        if step % checked_every == 0 and ended.any():
             if ended.all():
                 break
             tokens, clips, ended = _drop(ended, cache, tokens, clips)

@@ -245,7 +245,7 @@ class Whisper(WhisperLobe):
             hidden = hidden.contiguous()
             hidden = hidden + encoder.embed_positions.weight[: hidden.shape[1]]
             hidden = F.dropout(hidden, encoder.dropout, encoder.training)
-            for layer in encoder.layers:
+            for layer in self._callable(encoder.layers):
                 hidden = layer(hidden, None)
             return encoder.layer_norm(hidden)  # (batch, frames, width)
 
@@ -280,7 +280,7 @@ class Whisper(WhisperLobe):
         hidden = F.dropout(hidden, decoder.dropout, decoder.training)
         if encoder_mask is not None:
             encoder_mask = encoder_mask[:, None, None, :]
-        for layer in decoder.layers:
+        for layer in self._callable(decoder.layers):
             hidden = layer(
                 hidden,
                 None,  # causal
@@ -289,6 +289,10 @@ class Whisper(WhisperLobe):
                 use_cache=False,
             )
         return decoder.layer_norm(hidden)
+
+    def _callable(self, layers):
+        # What is compiled is compiled for training: scores do not hang on it.
+        return layers if self.training else [layer.forward for layer in layers]
 
     def logits(self, hidden):
         """(…, width) decoder states to (…, vocabulary) logits; tied weights."""
