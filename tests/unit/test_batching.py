@@ -436,3 +436,31 @@ def test_in_order_by_hand():
     durations[4] = 6.0
     assert batches(False) == [[3, 5], [4, 1], [2, 0], [6]]
     assert batches(True) == [[3, 5], [4], [1], [2, 0], [6]]
+
+
+def saved(folder, **changed):
+    settings = {"batch_size": 4, "max_batch_length_s": 40, "n_ranks": 1}
+    settings |= changed
+    plan = batching.Batches(
+        [3.0] * 20, encoder_context="mixed", context_s=30, seed=1, **settings
+    )
+    plan.save(folder / "batches.ckpt")
+
+
+@pytest.mark.parametrize(
+    "changed, named",
+    [
+        ({"n_ranks": 2}, "GPUs=2, this run has 1"),
+        ({"batch_size": 8}, "batch_size=8, this run has 4"),
+        ({"max_batch_length_s": 0}, "max_batch_length=0, this run has 40"),
+    ],
+)
+def test_another_plan_does_not_go_on_within_an_epoch(changed, named, tmp_path):
+    saved(tmp_path, **changed)
+    plan = batching.Batches([3.0] * 20, 4, 40, "mixed", 30, 1)
+    path = tmp_path / "batches.ckpt"
+    with pytest.raises(ValueError, match=named):
+        plan.load(path, end_of_epoch=False)
+    plan.load(path, end_of_epoch=True)  # the next epoch begins another plan
+    saved(tmp_path)
+    plan.load(path, end_of_epoch=False)

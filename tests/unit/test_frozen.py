@@ -323,15 +323,18 @@ def test_what_is_kept_needs_no_room(opened, whisper, rows, monkeypatch, told):
 def test_the_room_is_that_of_the_states(
     opened, whisper, rows, monkeypatch, tmp_path
 ):
-    needed = []
+    asked = []
     monkeypatch.setattr(
-        encoder_cache, "require_space", lambda _, n: needed.append(n)
+        encoder_cache, "require_space", lambda *given: asked.append(given)
     )
     kept = opened("bf16")
     heard(kept, whisper, rows)
     kept.refresh()
     files = tmp_path.glob("states/*/*")
-    assert needed == [sum(file.stat().st_size for file in files)]
+    ((_, needed, kept_free),) = asked
+    assert needed == sum(file.stat().st_size for file in files)
+    trained = sum(p.numel() for p in whisper.parameters() if p.requires_grad)
+    assert kept_free > 3 * 12 * trained  # three checkpoints
 
 
 def last_bit(whisper):

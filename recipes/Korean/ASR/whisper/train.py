@@ -104,7 +104,7 @@ class ASR(sb.Brain):
         logits, hypotheses = predictions
         targets, lens = batch.tokens_eos
         mask = loss.lengths_to_mask(lens, targets.shape[1])
-        mask &= ~batch.failed.to(mask.device)[:, None]
+        mask &= ~batch.failed.to(mask.device, non_blocking=True)[:, None]
         smoothing = self.hparams.label_smoothing
         if stage != sb.Stage.TRAIN:
             smoothing = 0.0
@@ -143,11 +143,9 @@ class ASR(sb.Brain):
         """Rate, mean over the step's tokens, clipping, update."""
         self.hparams.noam_annealing(self.optimizer)
         self.scaler.unscale_(self.optimizer)
+        groups = self.optimizer.param_groups
         parameters = [
-            p
-            for group in self.optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None
+            p for g in groups for p in g["params"] if p.grad is not None
         ]
         # DDP has averaged over ranks: tokens a rank is the right divisor.
         _, n_ranks = ranks.here()
@@ -162,7 +160,8 @@ class ASR(sb.Brain):
             self.optimizer.grad_scale = None
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        # Under DDP gradients live in its buckets.
+        self.optimizer.zero_grad(set_to_none=not self.distributed_launch)
         self.step_tokens.zero_()
         self.optimizer_step += 1
 
@@ -185,6 +184,7 @@ class ASR(sb.Brain):
                 self.hparams.seed,
                 *ranks.here(),
             )
+            self.checkpointer.add_recoverable("batches", batches)
         else:
             batches = batching.in_order(
                 durations,
@@ -206,10 +206,11 @@ class ASR(sb.Brain):
 
     def _should_save_intra_epoch_ckpt(self, *since_last):
         # The stock hook asks all ranks at every micro-batch.
-        asked = not (
-            self.distributed_launch and self.step % STEPS_BETWEEN_FETCHES
-        )
-        return asked and super()._should_save_intra_epoch_ckpt(*since_last)
+        steps, rest = divmod(self.step, self.grad_accumulation_factor)
+        later = self.distributed_launch and steps % STEPS_BETWEEN_FETCHES
+        if rest or later:  # a checkpoint holds no gradients
+            return False
+        return super()._should_save_intra_epoch_ckpt(*since_last)
 
     def on_stage_start(self, stage, epoch):
         """Empties the records."""
@@ -331,9 +332,8 @@ def dataio_prepare(hparams, tokenizer, label_fits, folder, kept, test_only):
     valid_csv = folder / hparams["valid_csv"]
     test_csvs = sorted(folder.glob(hparams["test_csv"]))
     # A test clip over the context is no reason to drop it: it counts as failed.
-    wanted = dict.fromkeys(
-        test_csvs or [folder / hparams["test_csv"]], float("inf")
-    )
+    sought = test_csvs or [folder / hparams["test_csv"]]
+    wanted = dict.fromkeys(sought, float("inf"))
     if not test_only:
         wanted |= {train_csv: longest_s, valid_csv: context_s}
     rows = dataio.load_splits(wanted, hparams["data_folder"], label_fits)

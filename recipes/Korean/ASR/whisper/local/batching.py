@@ -4,10 +4,18 @@ In: durations of a split; a budget; this process among how many.
 Out: lists of indices, for a DataLoader's ``batch_sampler``.
 """
 
+import json
+from pathlib import Path
+
 import numpy as np
 import torch
 
 from local.audio import SAMPLE_RATE
+from speechbrain.utils.checkpoints import (
+    mark_as_loader,
+    mark_as_saver,
+    register_checkpoint_hooks,
+)
 
 STEP_SAMPLES = 5120  # contexts are multiples of 0.32 s, so that shapes repeat
 SLACK_SAMPLES = 32  # durations are rounded to 1 ms; resampling adds a sample
@@ -36,6 +44,7 @@ def context_samples(seconds, context_s):
     return np.minimum(rounded, context_s * SAMPLE_RATE).astype(np.int64)
 
 
+@register_checkpoint_hooks
 class Batches(torch.utils.data.Sampler):
     """Training batches of one rank: clips of like length, in random order.
 
@@ -93,6 +102,37 @@ class Batches(torch.utils.data.Sampler):
             quantiles = np.quantile(self.durations_s, shares)
             self.edges = np.unique([*quantiles, context_s])
         self.set_epoch(0)
+
+    @mark_as_saver
+    def save(self, path):
+        """Writes what the plan follows from."""
+        Path(path).write_text(json.dumps(self._origin()), encoding="utf-8")
+
+    @mark_as_loader
+    def load(self, path, end_of_epoch):
+        """Stops a run that would go on within an epoch of another plan."""
+        saved = json.loads(Path(path).read_text(encoding="utf-8"))
+        different = [
+            f"{name}={saved[name]}, this run has {value}"
+            for name, value in self._origin().items()
+            if saved[name] != value
+        ]
+        if different and not end_of_epoch:
+            raise ValueError(
+                f"{Path(path).parent} was saved within an epoch of other "
+                f"batches: {'; '.join(different)}. Go on with the same "
+                "settings and as many GPUs, or remove that checkpoint to go on "
+                "from an earlier one"
+            )
+
+    def _origin(self):
+        return {
+            "encoder_context": self.encoder_context,
+            "batch_size": self.batch_size,
+            "max_batch_length": self.max_batch_length_s,
+            "seed": self.seed,
+            "GPUs": self.n_ranks,
+        }
 
     def set_epoch(self, epoch):
         """Draws the plan of an epoch."""

@@ -118,7 +118,10 @@ def read_index(stem, start):
         with open(f"{stem}.index", "rb") as file:
             file.seek(start)
             content = file.read()
-        n_data = os.path.getsize(f"{stem}.data")  # after the index: no smaller
+        # After the index: no smaller. Opened, since a network's file system
+        # may remember an older size.
+        with open(f"{stem}.data", "rb") as file:
+            n_data = os.fstat(file.fileno()).st_size
     except FileNotFoundError:
         return np.empty(0, RECORD), 0
     records = np.frombuffer(content, RECORD, len(content) // RECORD.itemsize)

@@ -79,7 +79,9 @@ def load_split(csv_path, data_root, max_duration_s, label_fits):
     rows = manifest.read(csv_path, data_root)
     too_long = [k for k, r in rows.items() if r["duration"] > max_duration_s]
     too_many = [k for k, r in rows.items() if not label_fits(r["wrd"])]
+    empty = [k for k, r in rows.items() if r["duration"] <= 0]
     for reason, ids in (
+        ("without a duration", empty),
         (f"longer than {max_duration_s:.1f} s", too_long),
         ("labels over the decoder's length", too_many),
     ):
@@ -92,7 +94,7 @@ def load_split(csv_path, data_root, max_duration_s, label_fits):
                 ", ".join(ids[:N_SHOWN]),
                 " …" if len(ids) > N_SHOWN else "",
             )
-    for identifier in {*too_long, *too_many}:
+    for identifier in {*empty, *too_long, *too_many}:
         del rows[identifier]
     if not rows:
         raise ValueError(f"{csv_path} has no clip that can be used")

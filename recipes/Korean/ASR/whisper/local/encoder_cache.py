@@ -112,7 +112,7 @@ def bytes_needed(
     return n_frames * width * dtype.itemsize + n_clips * RECORD.itemsize
 
 
-def require_space(folder, n_bytes):
+def require_space(folder, n_bytes, kept_free=MARGIN_BYTES):
     """Refuses a folder that cannot take the cache.
 
     Arguments
@@ -121,6 +121,8 @@ def require_space(folder, n_bytes):
         Of the caches; need not exist.
     n_bytes : int
         Still to be written, without what lies there from an earlier run.
+    kept_free : int
+        Bytes left for checkpoints and others.
 
     Raises
     ------
@@ -139,11 +141,11 @@ def require_space(folder, n_bytes):
             f"the encoder cache cannot be written to {folder}: {parent} is no "
             f"folder that may be written to; {remedy}"
         )
-    free = max(shutil.disk_usage(parent).free - MARGIN_BYTES, 0)
+    free = max(shutil.disk_usage(parent).free - kept_free, 0)
     if n_bytes > free:
         raise ValueError(
             f"the encoder cache needs {gb(n_bytes)} in {folder}, where "
-            f"{gb(free)} are free ({gb(MARGIN_BYTES)} are kept for "
+            f"{gb(free)} are free ({gb(kept_free)} are kept for "
             f"checkpoints); {remedy}"
         )
 

@@ -82,7 +82,7 @@ class FrozenEncoder:
             self.width,
             dtype,
         )
-        encoder_cache.require_space(self.folder, n_bytes)
+        encoder_cache.require_space(self.folder, n_bytes, _room(whisper))
         logger.info(
             "encoder states of %d clips are in encoder_cache_folder=%s; those "
             "of %d more will take %.2f GB",
@@ -170,10 +170,21 @@ def _clips(row):
 def _key(clips):
     """Identity of a pack; empty where a file is not there."""
     try:
-        keys = [encoder_cache.key(c.wav, c.start, c.stop) for c in clips]
+        # Clips of a pack are cut to their durations.
+        keys = [
+            f"{encoder_cache.key(c.wav, c.start, c.stop)} {c.duration}"
+            for c in clips
+        ]
     except OSError:
         return ""
     return hashlib.sha256("".join(keys).encode()).hexdigest()
+
+
+def _room(whisper):
+    """Bytes of three checkpoints: the best, the newest, the one written."""
+    trained = sum(t.numel() for t in whisper.trained_state().values())
+    weights_and_moments = 12  # bytes a weight, fp32
+    return 3 * weights_and_moments * trained + encoder_cache.MARGIN_BYTES
 
 
 def _encode(whisper, wavs, lengths):

@@ -61,8 +61,8 @@ def _file_name(value):
         return "give a name in the folder of manifests, without a folder"
 
 
-def _folder_or_empty(value):
-    if not isinstance(value, str):
+def _folder_or_empty(value):  # None: --setting= on the command line
+    if not isinstance(value, (str, type(None))):
         return "give a folder, or nothing"
 
 
