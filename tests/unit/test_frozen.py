@@ -46,7 +46,7 @@ def opened(whisper, rows, tmp_path):
 
     def opened(precision="fp32", whisper=whisper, rows=rows):
         kept = FrozenEncoder(str(tmp_path / "states"))
-        kept.open(whisper, precision, rows)
+        kept.open(whisper, precision, rows, tmp_path)
         return kept
 
     return opened
@@ -109,7 +109,7 @@ def encoded(monkeypatch, whisper):
 
 def test_a_clip_is_encoded_at_full_context_and_trimmed(whisper, rows):
     kept = FrozenEncoder("")
-    kept.open(whisper, "fp32", rows)
+    kept.open(whisper, "fp32", rows, "")
     kept.refresh()
     samples = [packing.read(frozen._clips(r), 80000)[0] for r in rows.values()]
     batch = PaddedBatch([{"sig": clip} for clip in samples])
@@ -444,3 +444,25 @@ def test_a_torn_file(opened, whisper, rows, encoded, tmp_path, damage, suffix):
     kept.refresh()
     assert same(heard(opened(), whisper, rows), got)
     assert encoded == [1]
+
+
+@pytest.mark.parametrize("same_disk", [True, False])
+def test_room_for_checkpoints_where_they_share_the_disk(
+    same_disk, opened, whisper, monkeypatch, tmp_path
+):
+    asked = []
+    monkeypatch.setattr(
+        encoder_cache, "require_space", lambda *given: asked.append(given)
+    )
+    monkeypatch.setattr(
+        frozen, "_disk", lambda folder: same_disk or str(folder)
+    )
+    opened()
+    trained = sum(p.numel() for p in whisper.parameters() if p.requires_grad)
+    room = asked[0][2] - encoder_cache.MARGIN_BYTES
+    assert room == (3 * 12 * trained if same_disk else 0)
+
+
+def test_a_home_folder_is_found(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert FrozenEncoder("~/states").folder == "/home/me/states"

@@ -394,7 +394,6 @@ def main():
     best = hparams["checkpointer"].find_checkpoint(min_key=metric)
     if run_opts["test_only"] and best is None:
         sys.exit(f"train.py: no checkpoint tells its {metric}")
-
     tokenizer = model.load_tokenizer(hparams["whisper_hub"])
     label_fits = partial(
         dataio.label_fits, tokenizer=tokenizer, max_tokens=model.MAX_TOKENS
@@ -424,7 +423,9 @@ def main():
         tokenizer, whisper.config.vocab_size, whisper.suppressed_by_source
     )
     if train is not None:
-        kept.open(whisper, brain.precision, train.data)
+        kept.open(
+            whisper, brain.precision, train.data, hparams["output_folder"]
+        )
 
     untouched = not hparams["checkpointer"].list_checkpoints()
     if hparams["score_before_training"] and untouched and not brain.test_only:

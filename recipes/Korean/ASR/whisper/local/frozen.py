@@ -5,6 +5,8 @@ Out: encoder states of a batch, and where they are real.
 """
 
 import hashlib
+import os
+from pathlib import Path
 
 import torch
 
@@ -36,10 +38,10 @@ class FrozenEncoder:
     """
 
     def __init__(self, folder):
-        self.folder = folder
+        self.folder = os.path.expanduser(folder or "")
         self.cache = self.dtype = self.width = None
 
-    def open(self, whisper, precision, rows):
+    def open(self, whisper, precision, rows, output_folder):
         """Finds what earlier runs kept, and whether the rest has room.
 
         Arguments
@@ -49,6 +51,9 @@ class FrozenEncoder:
             Of the training: "fp32", "bf16" or "fp16".
         rows : dict
             ID to row or pack of the training split.
+        output_folder : str
+            Of the run; where it shares a disk with the cache, room is left
+            for checkpoints.
 
         Raises
         ------
@@ -82,7 +87,10 @@ class FrozenEncoder:
             self.width,
             dtype,
         )
-        encoder_cache.require_space(self.folder, n_bytes, _room(whisper))
+        kept_free = encoder_cache.MARGIN_BYTES
+        if _disk(self.folder) == _disk(output_folder):
+            kept_free += _checkpoints(whisper)
+        encoder_cache.require_space(self.folder, n_bytes, kept_free)
         logger.info(
             "encoder states of %d clips are in encoder_cache_folder=%s; those "
             "of %d more will take %.2f GB",
@@ -180,11 +188,19 @@ def _key(clips):
     return hashlib.sha256("".join(keys).encode()).hexdigest()
 
 
-def _room(whisper):
-    """Bytes of three checkpoints: the best, the newest, the one written."""
+def _disk(folder):
+    """The device that a folder is on, or will be."""
+    folder = Path(folder).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return os.stat(folder).st_dev
+
+
+def _checkpoints(whisper):
+    """Bytes of three: the best, the newest, the one that is written."""
     trained = sum(t.numel() for t in whisper.trained_state().values())
     weights_and_moments = 12  # bytes a weight, fp32
-    return 3 * weights_and_moments * trained + encoder_cache.MARGIN_BYTES
+    return 3 * weights_and_moments * trained
 
 
 def _encode(whisper, wavs, lengths):

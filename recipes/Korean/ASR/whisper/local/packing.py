@@ -84,6 +84,7 @@ def pack(rows, longest_s, label_fits, timestamps):
                     "that clip"
                 )
             packs[identifier] = _row(rows[first], [clip for _, clip in members])
+    logger.info("packing: %d clips in %d packs", len(rows), len(packs))
     return packs
 
 

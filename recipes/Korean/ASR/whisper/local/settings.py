@@ -393,8 +393,8 @@ def require_same_data(output_folder, save_folder, rows):
     if started and path.is_file() and path.read_text() != digest.hexdigest():
         raise ValueError(
             f"output_folder={output_folder!r} holds a run on other training "
-            "clips or labels; choose another output_folder, or remove it to "
-            "begin anew"
+            "clips, labels or packing; choose another output_folder, or remove "
+            "it to begin anew"
         )
     with files.replacing(path) as file:
         file.write(digest.hexdigest())
