@@ -12,8 +12,7 @@ import unicodedata
 import jiwer
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from local import metrics
 from local.metrics import Record, score, space_normalized
 

@@ -12,8 +12,10 @@ from typing import Callable, Iterable, List, Optional, Tuple
 import jiwer
 from rapidfuzz.distance import Levenshtein
 
-from local import files
-from local import text as korean
+from local import (
+    files,
+    text as korean,
+)
 from speechbrain.utils.metric_stats import ErrorRateStats
 
 METRICS = ("CER", "WER")  # what the best checkpoint can be chosen by
