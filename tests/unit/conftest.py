@@ -65,6 +65,13 @@ def host_reads():
     found += [name for name in calls.names if name in HOST_READS]
 
 
+def logged(monkeypatch, logger, level):
+    """Texts that a module's logger is given from here on."""
+    found = []
+    monkeypatch.setattr(logger, level, lambda text, *a: found.append(text % a))
+    return found
+
+
 @pytest.fixture(scope="session")
 def quickstart(tmp_path_factory):
     """A Hugging Face folder of ``random:quickstart``."""

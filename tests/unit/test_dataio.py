@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import write_audio
+from conftest import logged, write_audio
 from local import dataio, manifest, model
 from local.manifest import Utterance
 
@@ -103,12 +103,7 @@ def load(tmp_path, tokenizer):
 
 @pytest.fixture
 def warnings(monkeypatch):
-    """Texts that the module's logger was given."""
-    found = []
-    monkeypatch.setattr(
-        dataio.logger, "warning", lambda text, *a: found.append(text % a)
-    )
-    return found
+    return logged(monkeypatch, dataio.logger, "warning")
 
 
 def test_what_the_model_cannot_hold_is_left_out_aloud(load, warnings):
@@ -130,6 +125,13 @@ def test_a_long_list_is_shortened(load, warnings):
     load("ok,1,a.wav,,가", *(f"{n},99,a.wav,,가" for n in range(7)))
     assert warnings[0].endswith("7 clips are left out, longer than 30.0 s: "
                                 "0, 1, 2, 3, 4 …")  # fmt: skip
+
+
+def test_a_clip_without_a_duration_is_left_out_but_of_a_test(load, warnings):
+    rows = "1,0,a.wav,,가", "2,-1,b.wav,,나", "3,1,c.wav,,다"
+    assert list(load(*rows)) == ["3"]
+    assert "2 clips are left out, without a duration: 1, 2" in warnings[0]
+    assert len(load(*rows, max_duration_s=float("inf"))) == 3
 
 
 def test_nothing_to_say(load, warnings):

@@ -5,10 +5,11 @@ import os
 import pickle
 import shutil
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import write_audio
+from conftest import logged, write_audio
 from local import encoder_cache, frozen, model, packing, ranks
 from local.frozen import FrozenEncoder
 
@@ -279,11 +280,7 @@ def test_ranks_read_what_each_other_kept(
 
 @pytest.fixture
 def told(monkeypatch):
-    found = []
-    monkeypatch.setattr(
-        frozen.logger, "info", lambda text, *a: found.append(text % a)
-    )
-    return found
+    return logged(monkeypatch, frozen.logger, "info")
 
 
 Usage = namedtuple("Usage", "total used free")
@@ -454,9 +451,11 @@ def test_room_for_checkpoints_where_they_share_the_disk(
     monkeypatch.setattr(
         encoder_cache, "require_space", lambda *given: asked.append(given)
     )
-    monkeypatch.setattr(
-        frozen, "_disk", lambda folder: same_disk or str(folder)
-    )
+    if not same_disk:
+        there = {str(tmp_path): Path("/proc")}
+        monkeypatch.setattr(
+            encoder_cache, "existing", lambda f: there.get(str(f), tmp_path)
+        )
     opened()
     trained = sum(p.numel() for p in whisper.parameters() if p.requires_grad)
     room = asked[0][2] - encoder_cache.MARGIN_BYTES

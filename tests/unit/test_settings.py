@@ -391,6 +391,11 @@ def test_manifest_folder_is_not_there(check):
     assert check("--manifest_folder=corpus", data_folder="nor this") == []
 
 
+@pytest.mark.parametrize("name", ["manifest_folder", "encoder_cache_folder"])
+def test_a_folder_can_be_left_empty(check, name):
+    assert check(f"--{name}=") == []
+
+
 @pytest.mark.parametrize("name", ["precision", "eval_precision"])
 def test_fp16_on_a_cpu(check, gpu, name):
     assert check(f"--{name}=fp16") == []

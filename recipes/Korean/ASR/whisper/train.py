@@ -134,7 +134,7 @@ class ASR(sb.Brain):
 
     def update_average(self, loss, avg_loss):
         """The loss for the progress bar; fetched now and then alone."""
-        if self.step % STEPS_BETWEEN_FETCHES:
+        if self.step % STEPS_BETWEEN_FETCHES != 1:
             return avg_loss
         nats, tokens = self.totals.tolist()
         return nats / max(tokens, 1)

@@ -129,9 +129,7 @@ def require_space(folder, n_bytes, kept_free=MARGIN_BYTES):
     ValueError
         The disk is too full, or the folder cannot be written to.
     """
-    parent = Path(folder).absolute()
-    while not parent.exists():
-        parent = parent.parent
+    parent = existing(folder)
     remedy = (
         "give encoder_cache_folder on another disk, train on fewer clips, or "
         "leave it empty to train without a cache"
@@ -148,6 +146,14 @@ def require_space(folder, n_bytes, kept_free=MARGIN_BYTES):
             f"{gb(free)} are free ({gb(kept_free)} are kept for "
             f"checkpoints); {remedy}"
         )
+
+
+def existing(folder):
+    """The folder itself, or what there is of the way to it."""
+    folder = Path(folder).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
 
 
 def other_caches(folder, fingerprint):

@@ -6,15 +6,14 @@ Out: encoder states of a batch, and where they are real.
 
 import hashlib
 import os
-from pathlib import Path
 
 import torch
 
-from local import encoder_cache, model, packing, ranks
+from local import audio, encoder_cache, model, packing, ranks
 from speechbrain.utils.logger import get_logger
 
 logger = get_logger(__name__)
-FRAMES_PER_S = 50
+FRAMES_PER_S = audio.SAMPLE_RATE // model.SAMPLES_PER_FRAME
 PROVIDED = ("sig", "failed", "states", "n_frames", "key")  # by ``read``
 PRECISIONS = {
     "fp32": torch.float32,
@@ -88,7 +87,11 @@ class FrozenEncoder:
             dtype,
         )
         kept_free = encoder_cache.MARGIN_BYTES
-        if _disk(self.folder) == _disk(output_folder):
+        cache_disk, output_disk = (
+            os.stat(encoder_cache.existing(folder)).st_dev
+            for folder in (self.folder, output_folder)
+        )
+        if cache_disk == output_disk:
             kept_free += _checkpoints(whisper)
         encoder_cache.require_space(self.folder, n_bytes, kept_free)
         logger.info(
@@ -156,17 +159,17 @@ class FrozenEncoder:
         if self.cache is None:
             return _padded(_encode(whisper, wavs, lengths))
         n_frames = batch.n_frames.tolist()
-        states = [s[:n] for s, n in zip(batch.states.data, n_frames)]
         missing = [i for i, n in enumerate(n_frames) if n == 0]
-        if missing:
-            new = _encode(whisper, wavs[missing], [lengths[i] for i in missing])
-            new = {i: s.to(self.dtype) for i, s in zip(missing, new)}
-            sound = [i for i in missing if batch.key[i]]
-            self.cache.put_batch(
-                [batch.key[i] for i in sound], [new[i] for i in sound]
-            )
-            states = [new.get(i, s) for i, s in enumerate(states)]
-        return _padded(states)
+        if not missing:  # every later epoch: padded already, by a worker
+            return _masked(batch.states.data, n_frames)
+        new = _encode(whisper, wavs[missing], [lengths[i] for i in missing])
+        new = {i: s.to(self.dtype) for i, s in zip(missing, new)}
+        sound = [i for i in missing if batch.key[i]]
+        self.cache.put_batch(
+            [batch.key[i] for i in sound], [new[i] for i in sound]
+        )
+        kept = [s[:n] for s, n in zip(batch.states.data, n_frames)]
+        return _padded([new.get(i, s) for i, s in enumerate(kept)])
 
 
 def _clips(row):
@@ -188,14 +191,6 @@ def _key(clips):
     return hashlib.sha256("".join(keys).encode()).hexdigest()
 
 
-def _disk(folder):
-    """The device that a folder is on, or will be."""
-    folder = Path(folder).absolute()
-    while not folder.exists():
-        folder = folder.parent
-    return os.stat(folder).st_dev
-
-
 def _checkpoints(whisper):
     """Bytes of three: the best, the newest, the one that is written."""
     trained = sum(t.numel() for t in whisper.trained_state().values())
@@ -211,10 +206,13 @@ def _encode(whisper, wavs, lengths):
 
 
 def _padded(states):
-    lengths = torch.tensor([len(clip) for clip in states])
-    mask = torch.arange(lengths.max()) < lengths[:, None]
-    states = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
+    together = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
+    return _masked(together, [len(clip) for clip in states])
+
+
+def _masked(states, n_frames):
+    mask = torch.arange(states.shape[1]) < torch.tensor(n_frames)[:, None]
     return {
-        "encoder_states": states,
+        "encoder_states": states,  # (batch, frames, width)
         "encoder_mask": mask.to(states.device, non_blocking=True),
     }

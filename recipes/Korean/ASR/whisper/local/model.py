@@ -229,7 +229,7 @@ class Whisper(WhisperLobe):
     def encode_padded(self, wav, n_samples):
         """Encoder states at a context of ``n_samples``; positions are sliced.
 
-        Equal to Transformers' encoder bit for bit at the full context, the
+        Equal to Transformers' encoder, to rounding, at the full context, the
         only one that it takes.
         """
         encoder = self.model.encoder
