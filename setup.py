@@ -15,7 +15,7 @@ setup(
     packages=[],  # a global package called `local` would help nobody
     install_requires=["speechbrain>=1.1", "torch>=2.11", *extra],
     extras_require={
-        "bench": ["accelerate", "matplotlib"],
+        "bench": ["accelerate"],
         "quickstart": ["espeakng-loader>=0.2.4", "scipy"],
         "test": [
             "espeakng-loader>=0.2.4",
@@ -23,6 +23,8 @@ setup(
             "pytest",
             "ruff",
             "scipy",
+            "tensorboard",
         ],
+        "tensorboard": ["tensorboard"],
     },
 )

@@ -13,3 +13,11 @@ def scores(output_folder, name="test"):
 def checkpoints(output_folder):
     """Checkpoint folders, oldest first."""
     return sorted(Path(output_folder, "save").glob("CKPT+*"))
+
+
+def curves(output_folder):
+    """(lines of the steps, lines of the validations) of curves.jsonl."""
+    text = Path(output_folder, "curves.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    steps = [line for line in lines if "valid" not in line]
+    return steps, [line for line in lines if "valid" in line]

@@ -27,6 +27,7 @@ class Recorded(train.ASR):
     ``seen``: (epoch, IDs) of each micro-batch of the training.
     ``encoded``: (epoch, clips, samples) of each call of the encoder therein.
     ``tokens``: decoder input of the last micro-batch.
+    ``valid_ids``: IDs of each validation.
     ``trained``: weights after the last step, before the best are loaded.
     ``train_seconds``: of all training clips.
     ``output_folder``, and ``printed``: what the run told on its terminal.
@@ -36,10 +37,8 @@ class Recorded(train.ASR):
         super().__init__(**options)
         self.stop_after_step = stop_after_step
         self.seen, self.encoded, self.trained = [], [], None
+        self.valid_ids = []
         self.output_folder = Path(self.hparams.output_folder)
-
-    def epoch(self):
-        return self.hparams.epoch_counter.current
 
     def on_fit_start(self):
         super().on_fit_start()
@@ -47,7 +46,7 @@ class Recorded(train.ASR):
 
         def record(wav, n_samples):
             if self.whisper.training:
-                entry = self.epoch(), len(wav), int(n_samples)
+                entry = self.epoch, len(wav), int(n_samples)
                 self.encoded.append(entry)
             return encode_padded(wav, n_samples)
 
@@ -62,9 +61,13 @@ class Recorded(train.ASR):
     def fit_batch(self, batch):
         if self.optimizer_step == self.stop_after_step:
             raise Stopped
-        self.seen.append((self.epoch(), list(batch.id)))
+        self.seen.append((self.epoch, list(batch.id)))
         self.tokens = batch.tokens_bos.data
         return super().fit_batch(batch)
+
+    def validated(self, *told):
+        self.valid_ids.append(sorted(self.records))
+        super().validated(*told)
 
     def test(self, test_sets, contexts, suffix=""):
         if not suffix:

@@ -97,9 +97,9 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(trained, here, tmp_path):
     name, whole = trained
     n_first = sum(epoch == 1 for epoch, _ in whole.seen)
     settings = {"encoder_context": name, "max_batch_length": BUDGET_S}
-    settings |= {"number_of_epochs": EPOCHS, "ckpt_interval_steps": 3}
+    settings |= {"number_of_epochs": EPOCHS, "ckpt_interval_steps": n_first + 3}
     here(tmp_path, stop_after_step=n_first + 5, **settings)
-    assert len(checkpoints(tmp_path)) == 2  # of epoch 1, and of its 3 steps
+    assert len(checkpoints(tmp_path)) == 2  # of epoch 1, and of 3 steps more
     rest = here(tmp_path, **settings)
     assert rest.seen == whole.seen[n_first + 3 :]
     assert rest.encoded == whole.encoded[n_first + 3 :]

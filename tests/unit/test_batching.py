@@ -123,6 +123,19 @@ def test_every_clip_once_an_epoch(arguments):
         assert len(set(again[0])) < n_ranks == len(again[0])
 
 
+@given(plans(), st.integers(1, 4), st.integers(1, 3))
+@settings(max_examples=50, deadline=None)
+def test_the_steps_of_a_run(arguments, n_epochs, factor):
+    """Counted before it starts, as its epochs then have them."""
+    sampler = plan(**arguments)[0]
+    foretold = sampler.n_steps(n_epochs, factor)
+    n_steps = 0
+    for epoch in range(1, n_epochs + 1):
+        sampler.set_epoch(epoch)
+        n_steps += -(-len(sampler) // factor)
+    assert foretold == n_steps
+
+
 @given(plans())
 @settings(max_examples=100, deadline=None)
 def test_ranks_run_through_the_same_shapes(arguments):

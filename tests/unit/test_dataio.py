@@ -273,3 +273,15 @@ def test_a_prepared_clip_of_the_whole_context_is_heard(tmp_path):
     assert row["duration"] == 5.0
     samples, failed = dataio.read_or_silence(row["wav"], None, None, 80000)
     assert len(samples) == 80000 and not failed
+
+
+def test_a_part_of_a_split_is_the_same_in_every_run():
+    rows = {f"clip{n}": {"wrd": str(n)} for n in range(100)}
+    part = dataio.draw(rows, 10)
+    assert len(part) == 10 and part.items() <= rows.items()
+    assert list(part) == [key for key in rows if key in part]
+    shuffled = dict(reversed(rows.items()))
+    assert dataio.draw(shuffled, 10) == part
+    assert list(part) != list(rows)[:10]
+    for n_most in (0, 100, 1000):
+        assert dataio.draw(rows, n_most) is rows

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 from conftest import write_audio
-from local import manifest, prepare
+from local import manifest, prepare, prepare_report
 
 HEADER = "path\ttext\tsplit\tid\tstart\tend\n"
 
@@ -161,7 +161,7 @@ def test_the_list_names_split_file_and_error(corpus, tmp_path):
         "wav": str(folder / "nan.wav"),
         "detail": f"{folder}/nan.wav holds samples that are not numbers",
     }
-    summary = prepare.summary(tmp_path / "out" / prepare.REPORT)
+    summary = prepare_report.summary(tmp_path / "out" / prepare.REPORT)
     assert "dropped, too_long: 2 (train 1, test_far 1)" in summary
     assert "train: 3 clips, 0.00 h" in summary
 

@@ -1,7 +1,9 @@
 """One process alone, and several that share something."""
 
 import multiprocessing
+import random
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,6 +19,32 @@ def test_a_process_without_torchrun_is_alone():
     item, tensor = {"a": [1]}, torch.ones(2)
     assert ranks.gather(item) == [item]
     assert ranks.total(tensor) is tensor
+
+
+def drawn():
+    return random.random(), np.random.rand(), torch.rand(1).item()
+
+
+def test_what_is_drawn_follows_from_the_seed_and_nothing_before():
+    ranks.seed(1986, 1, 5)
+    first = drawn()
+    drawn()
+    ranks.seed(1986, 1, 5)
+    assert drawn() == first
+    found = {first}
+    for numbers in [(1986, 1, 6), (1986, 2, 5), (1987, 1, 5), (1986, 5, 1)]:
+        ranks.seed(*numbers)
+        found.add(drawn())
+    assert len(found) == 5
+
+
+def test_ranks_draw_differently(monkeypatch):
+    found = set()
+    for rank in range(3):
+        monkeypatch.setattr(ranks, "here", lambda rank=rank: (rank, 3))
+        ranks.seed(1986, 1, 5)
+        found.add(drawn())
+    assert len({one for numbers in found for one in numbers}) == 9
 
 
 def process(rank, file, queue):

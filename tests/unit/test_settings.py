@@ -65,6 +65,13 @@ def test_the_files_are_right_as_they_are(check, hparams):
         "--speeds=[90, 100]",
         "--precision=fp32",
         "--max_grad_norm=0.5",
+        "--schedule=cosine",
+        "--warmup_steps=0.05",
+        "--warmup_steps=2000",
+        "--embedding_lr_multiplier=0.1",
+        "--ckpt_interval_steps=500",
+        "--nonfinite_patience=2",
+        "--keep_last=5",
         "--ckpt_interval_minutes=2",
         "--train_loader_kwargs={num_workers: 3}",
         "--manifest_folder=corpus",
@@ -142,9 +149,16 @@ WRONG = {
         (".nan", "give a number above 0"),
         (".inf", "give a number above 0"),
     ],
-    "warmup_steps": [("0", "a whole number of at least 1")],
+    "schedule": [("cosin", "choose noam, cosine, linear, constant")],
+    "warmup_steps": [
+        ("-1", "give a whole number of steps, or a share of the run below 1"),
+        ("1.0", "give a whole number of steps"),
+        ("a", "give a whole number of steps"),
+    ],
+    "embedding_lr_multiplier": [("-0.1", "a number of at least 0")],
     "weight_decay": [("-0.1", "give a number of at least 0")],
     "max_grad_norm": [("0", "above 0"), ("-1", "above 0"), ("nan", "above 0")],
+    "nonfinite_patience": [("0", "a whole number of at least 1")],
     "label_smoothing": [("1", "of at least 0, at most 0.99")],
     "augment": [("1.5", "choose True, False")],
     "speeds": [
@@ -156,11 +170,20 @@ WRONG = {
     "precision": [],  # a run option: below
     "eval_precision": [],
     "best_metric": [("cer", "choose CER, WER"), ("BLEU", "choose CER, WER")],
+    "valid_interval_steps": [("-1", "a whole number of at least 0")],
+    "valid_max_utterances": [("0.5", "a whole number of at least 0")],
+    "early_stopping_patience": [("-1", "a whole number of at least 0")],
+    "early_stopping_min_delta": [("-1", "a number of at least 0")],
     "score_before_training": [("2", "choose True, False")],
     "test_batch_size": [("0", "a whole number of at least 1")],
     "test_beam_size": [("0", "a whole number of at least 1")],
     "max_new_tokens": [("0", "at most 448"), ("449", "at most 448")],
+    "ckpt_interval_steps": [("-1", "a whole number of at least 0")],
     "ckpt_interval_minutes": [("-1", "a number of at least 0")],
+    "keep_last": [("0", "a whole number of at least 1")],
+    "log_interval_steps": [("0", "a whole number of at least 1")],
+    "tensorboard": [("2", "choose True, False")],
+    "dry_run": [("2", "choose True, False")],
     "num_workers": [("-1", "a whole number of at least 0")],
 }
 
@@ -269,8 +292,8 @@ def test_a_setting_unknown_in_the_file(check, tmp_path):
 
 
 def test_a_setting_missing_in_the_file(check, tmp_path):
-    hparams = own(tmp_path, "\nbest_metric: ", "\n# ")
-    assert check(hparams=hparams) == ["best_metric: missing in the file"]
+    hparams = own(tmp_path, "\ntest_beam_size: ", "\n# ")
+    assert check(hparams=hparams) == ["test_beam_size: missing in the file"]
 
 
 def test_a_missing_file_names_those_there_are(check, tmp_path):
@@ -317,6 +340,9 @@ COMBINATIONS = [
     ([FROZEN, CACHE, AUGMENT, "--speeds=[100]"], [CHANGED]),
     ([FROZEN, AUGMENT], []),
     ([CACHE, AUGMENT], [TRAINED, CHANGED]),
+    (["--warmup_steps=0"], ["warmup_steps=0: noam falls .*; give at least 1"]),
+    (["--warmup_steps=0", "--schedule=cosine"], []),
+    (["--warmup_steps=0", "--schedule=cosin"], ["schedule='cosin': choose"]),
     ([TIMES], []),
     ([TIMES, "--speeds=[90]"], []),  # not in use
     ([TIMES, AUGMENT], [MOVED.format("95, 100, 105")]),
@@ -338,6 +364,12 @@ def test_combinations(check, arguments, messages):
     assert len(lines) == len(messages), lines
     for line, message in zip(lines, messages):
         assert re.match(message, line)
+
+
+def test_tensorboard_that_is_not_installed(check, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (line,) = check("--tensorboard=True")
+    assert re.match("tensorboard=True: .*pip install tensorboard", line)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,10 @@
 > python train.py hparams/train_large_v3.yaml --data_folder=/data/zeroth --test_only
 > torchrun --nproc_per_node=8 train.py hparams/train_large_v3.yaml --data_folder=/data/zeroth
 
-What is frozen is decided in local/model.py, the loss in local/loss.py, what a
-score counts in local/text.py and local/metrics.py, how text is decoded in
-local/decode.py, what a batch holds in local/batching.py, what is left out of a
-corpus in local/prepare.py.
+The loop over epochs, its validations and checkpoints stand in local/loop.py;
+each other thing that a run decides in the file of local/ that bears its name.
 """
 
-import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -23,30 +20,31 @@ from local import (
     batching,
     dataio,
     decode,
+    files,
     frozen,
+    loop,
     loss,
     metrics,
     model,
+    out_of_memory,
     packing,
     prepare,
     ranks,
+    schedules,
     settings,
+    summary,
     text,
 )
 
 import speechbrain as sb
 from speechbrain.utils.distributed import if_main_process, run_on_main
-from speechbrain.utils.logger import get_logger
-
-logger = get_logger(__name__)
 
 # Scales a summed loss to the size of a mean, so that fp16 gradients fit; the
 # true number of tokens is divided out before the step.
 TOKENS_NOMINAL = 256
-STEPS_BETWEEN_FETCHES = 20  # of the loss: each makes the host wait
 
 
-class ASR(sb.Brain):
+class ASR(loop.Loop):
     """Trains by the mean over all tokens of a step, scores by text.
 
     One step is ``grad_accumulation_factor`` micro-batches on every rank, or
@@ -104,52 +102,42 @@ class ASR(sb.Brain):
         logits, hypotheses = predictions
         targets, lens = batch.tokens_eos
         mask = loss.lengths_to_mask(lens, targets.shape[1])
-        mask &= ~batch.failed.to(mask.device, non_blocking=True)[:, None]
+        failed = batch.failed.to(mask.device, non_blocking=True)
+        mask &= ~failed[:, None]
         smoothing = self.hparams.label_smoothing
         if stage != sb.Stage.TRAIN:
             smoothing = 0.0
             self.records |= metrics.records(batch, hypotheses)
         nll, n_tokens = loss.nll_sum(logits, targets, mask, smoothing)
-        both = torch.stack([nll.detach(), n_tokens])
-        self.totals += torch.where(nll.isfinite(), both, 0.0)
-        self.nll, self.n_tokens = nll, n_tokens
+        self.totals += torch.stack([nll.detach(), n_tokens, failed.sum()])
+        self.nll = nll
         return nll / n_tokens.clamp(min=1)
 
     def fit_batch(self, batch):
-        """One micro-batch; a tail of them still makes a step."""
-        should_step = (
-            self.step % self.grad_accumulation_factor == 0
-            or self.step == len(self.train_sampler)
-            or (self.debug and self.step == self.debug_batches)
-        )
-        with self.no_sync(not should_step):
+        """One micro-batch, and the step that it completes."""
+        with self.no_sync(not self.completes_a_step):
             with self.training_ctx:
                 outputs = self.compute_forward(batch, sb.Stage.TRAIN)
                 mean = self.compute_objectives(outputs, batch, sb.Stage.TRAIN)
             self.scaler.scale(self.nll / TOKENS_NOMINAL).backward()
-        self.step_tokens += self.n_tokens
-        if should_step:
+        self.n_clips += len(self.train_sampler.batches[self.step - 1])
+        if self.completes_a_step:
             self.optimizers_step()
         return mean.detach()
 
-    def update_average(self, loss, avg_loss):
-        """The loss for the progress bar; fetched now and then alone."""
-        if self.step % STEPS_BETWEEN_FETCHES != 1:
-            return avg_loss
-        nats, tokens = self.totals.tolist()
-        return nats / max(tokens, 1)
-
     def optimizers_step(self):
         """Rate, mean over the step's tokens, clipping, update."""
-        self.hparams.noam_annealing(self.optimizer)
+        self.optimizer_step += 1
+        schedule, n = self.hparams.lr_schedule, self.optimizer_step
+        self.rate = schedule.set(self.optimizer, n, self.n_steps)
         self.scaler.unscale_(self.optimizer)
         groups = self.optimizer.param_groups
         parameters = [
             p for g in groups for p in g["params"] if p.grad is not None
         ]
         # DDP has averaged over ranks: tokens a rank is the right divisor.
-        _, n_ranks = ranks.here()
-        tokens = ranks.total(self.step_tokens) / n_ranks
+        totals = ranks.total(self.totals)  # nats, tokens, failed clips
+        tokens = totals[1].float() / ranks.here()[1]
         torch._foreach_mul_(
             [p.grad for p in parameters], TOKENS_NOMINAL / tokens.clamp(min=1)
         )
@@ -162,17 +150,55 @@ class ASR(sb.Brain):
         self.scaler.update()
         # Under DDP gradients live in its buckets.
         self.optimizer.zero_grad(set_to_none=not self.distributed_launch)
-        self.step_tokens.zero_()
-        self.optimizer_step += 1
+        figures = torch.cat([totals, norm[None]])
+        self.monitor.step(n, self.epoch, self.rate, figures, self.n_clips)
+        self.totals = torch.zeros_like(self.totals)
+        self.n_clips = 0
 
-    def on_fit_start(self):
-        """Recovers the newest checkpoint, if there is one."""
-        super().on_fit_start()
-        self.step_tokens = torch.zeros((), device=self.device)
+    def init_optimizers(self):
+        """The token embeddings have a rate of their own."""
+        super().init_optimizers()
+        schedules.separate(
+            self.optimizer,
+            self.whisper.model.decoder.embed_tokens.weight,
+            self.hparams.embedding_lr_multiplier,
+        )
+
+    def explained(self, batch):
+        """Out of memory: names the batch, and what to lower."""
+        context_s = (
+            self.train_sampler.contexts[self.step - 1] / audio.SAMPLE_RATE
+        )
+        present = {k: getattr(self.hparams, k) for k in out_of_memory.SETTINGS}
+        return out_of_memory.explained(batch, context_s, present, self.device)
+
+    def tell_plan(self):
+        """What the run will do, and its rates; a dry run ends here."""
+        self.phases.done("checkpoint")
+        if if_main_process():
+            summary.tell(
+                self.whisper,
+                self.train_sampler,
+                self.hparams.lr_schedule,
+                self.hparams.output_folder,
+                self.valid_loader.dataset.data.values(),
+                self.longest,
+                self.tokenizer,
+                precision=self.precision,
+                checkpointing=self.hparams.gradient_checkpointing,
+                device=self.device,
+                n_epochs=self.hparams.number_of_epochs,
+                n_steps=self.n_steps,
+                n_done=self.optimizer_step,
+                phases=self.phases,
+            )
+        if self.hparams.dry_run:
+            sys.exit()
 
     def make_dataloader(self, dataset, stage, **loader_kwargs):
         """Ranks share the clips out: in validation and test, each to one."""
-        durations = [row["duration"] for row in dataset.data.values()]
+        rows = list(dataset.data.values())
+        durations = [row["duration"] for row in rows]
         if stage == sb.Stage.TRAIN:
             is_frozen = self.whisper.freeze_encoder
             batches = self.train_sampler = batching.Batches(
@@ -185,6 +211,10 @@ class ASR(sb.Brain):
                 *ranks.here(),
             )
             self.checkpointer.add_recoverable("batches", batches)
+            self.longest = [rows[i]["wrd"] for i in batches.batches[0]]
+            self.n_steps = batches.n_steps(
+                self.hparams.number_of_epochs, self.grad_accumulation_factor
+            )
         else:
             batches = batching.in_order(
                 durations,
@@ -196,53 +226,23 @@ class ASR(sb.Brain):
         loader_kwargs["batch_sampler"] = batches
         return super().make_dataloader(dataset, stage, **loader_kwargs)
 
-    def _train_loader_specifics(self, dataset, loader_kwargs):
-        return loader_kwargs  # the stock hook would share the clips out again
-
-    def _wrap_distributed(self):
-        # Without the stock hook's second copy of the gradients.
-        if self.distributed_launch:
-            self.modules["whisper"] = ranks.wrap(self.whisper, self.device)
-
-    def _should_save_intra_epoch_ckpt(self, *since_last):
-        # The stock hook asks all ranks at every micro-batch.
-        steps, rest = divmod(self.step, self.grad_accumulation_factor)
-        later = self.distributed_launch and steps % STEPS_BETWEEN_FETCHES
-        if rest or later:  # a checkpoint holds no gradients
-            return False
-        return super()._should_save_intra_epoch_ckpt(*since_last)
-
     def on_stage_start(self, stage, epoch):
         """Empties the records."""
-        self.records = {}
-        self.totals = torch.zeros(2, device=self.device).double()
-        self.frozen.refresh()
+        self.records, self.n_clips = {}, 0
+        self.totals = torch.zeros(3, device=self.device).double()
+        if stage == sb.Stage.TRAIN:
+            self.frozen.refresh()
 
     def on_stage_end(self, stage, stage_loss, epoch):
-        """Logs, keeps the best and the newest checkpoint, writes scores."""
-        nats, tokens = ranks.total(self.totals).tolist()
-        mean_loss = nats / max(tokens, 1)
-        if stage == sb.Stage.TRAIN:
-            self.train_stats = {"loss": mean_loss, **self.train_sampler.shares}
-            return
-        parts = ranks.gather(self.records)
-        found = {k: record for part in parts for k, record in part.items()}
-        records = [found[k] for k in sorted(found)]
-        scores = metrics.score(records, mean_loss)
+        """Scores; of a validation the checkpoint, of a test the files."""
+        nats, tokens, _ = ranks.total(self.totals).tolist()
+        self.totals.zero_()  # the training goes on with it
+        records = metrics.merged(ranks.gather(self.records))
+        scores = metrics.score(records, nats / max(tokens, 1))
         if stage == sb.Stage.VALID:
-            self.hparams.train_logger.log_stats(
-                stats_meta={
-                    "epoch": epoch,
-                    "steps": self.optimizer_step,
-                    "lr": self.optimizer.param_groups[0]["lr"],
-                },
-                train_stats=self.train_stats,
-                valid_stats={k: scores[k] for k in ("loss", "CER", "WER")},
-            )
-            self.checkpointer.save_and_keep_only(
-                meta={m: scores[m] for m in metrics.METRICS},
-                min_keys=[self.hparams.best_metric],
-            )
+            scores = {k: scores[k] for k in ("loss", *metrics.METRICS)}
+            metric = self.hparams.best_metric
+            self.validated(scores, self.train_sampler.shares, metric)
             return
         name, folder = self.test_name, Path(self.hparams.output_folder)
         self.test_scores[name] = scores
@@ -254,11 +254,14 @@ class ASR(sb.Brain):
             test_stats={k: scores[k] for k in ("loss", *metrics.RATES)},
         )
 
-    def test(self, test_sets, contexts, suffix=""):
-        """Scores every test set with the best checkpoint there is.
+    def on_evaluate_start(self, max_key=None, min_key=None):
+        """Loads the best weights, and nothing else."""
+        best = self.checkpointer.best()
+        if best is not None:
+            self.whisper.load(best.paramfiles["whisper"], end_of_epoch=True)
 
-        At the full context, as every engine decodes, and at each clip's own.
-        """
+    def test(self, test_sets, contexts, suffix=""):
+        """Scores every test set at each of some contexts."""
         for name, data in test_sets.items():
             for self.context in contexts:
                 self.test_name = f"{name}{suffix}"
@@ -266,7 +269,6 @@ class ASR(sb.Brain):
                     self.test_name += f".{self.context}"
                 self.evaluate(
                     data,
-                    min_key=self.hparams.best_metric,
                     test_loader_kwargs=dict(self.hparams.test_loader_kwargs),
                 )
         self.context = "full"
@@ -327,7 +329,8 @@ def dataio_prepare(hparams, tokenizer, label_fits, folder, kept, test_only):
             output_keys=["id", "wrd", "duration", "category", *outputs],
         )
 
-    longest_s = context_s * slowest_speed(hparams)
+    slowest = audio.slowest(hparams["augment"], hparams["speeds"])
+    longest_s = context_s * slowest
     train_csv = folder / hparams["train_csv"]
     valid_csv = folder / hparams["valid_csv"]
     test_csvs = sorted(folder.glob(hparams["test_csv"]))
@@ -342,7 +345,8 @@ def dataio_prepare(hparams, tokenizer, label_fits, folder, kept, test_only):
     tests = {p.stem: dataset(rows[p], heard, written) for p in test_csvs}
     if test_only:
         return None, None, tests
-    valid = dataset(rows[valid_csv], heard, written)
+    drawn = dataio.draw(rows[valid_csv], hparams["valid_max_utterances"])
+    valid = dataset(drawn, heard, written)
     heard = audio_or_states if kept.folder else audio_pipeline(longest_s)
     written = text_pipeline(timestamps)
     if hparams["packing"] == "none":
@@ -351,54 +355,43 @@ def dataio_prepare(hparams, tokenizer, label_fits, folder, kept, test_only):
     return dataset(packs, heard, written, clips=()), valid, tests
 
 
-def slowest_speed(hparams):
-    """What speed perturbation may lengthen a training clip by, inverted."""
-    return min(100, *hparams["speeds"]) / 100 if hparams["augment"] else 1.0
-
-
-def prepare_manifests(hparams, label_fits):
-    """The folder of the manifests: the user's own, or the prepared corpus."""
-    if hparams["manifest_folder"]:
-        return Path(hparams["manifest_folder"])
-    folder = Path(hparams["output_folder"]) / "manifests"
-    model_limits = {
-        "label_fits": label_fits,
-        "max_duration_s": model.context_seconds(hparams["whisper_hub"]),
-        "slowest_speed": slowest_speed(hparams),
-    }
-    run_on_main(hparams["prepare"], kwargs={"out": folder, **model_limits})
-    if if_main_process():
-        report = folder / prepare.REPORT
-        shutil.copy(report, hparams["output_folder"])
-        logger.info("%s\n%s", report, prepare.summary(report))
-    return folder
-
-
 def main():
     """Settings, corpus, model, training, test."""
+    phases = summary.Phases()
     hparams_file, run_opts, overrides = sb.parse_arguments(sys.argv[1:])
     try:
         settings.check(hparams_file, overrides, run_opts)
+        sb.utils.distributed.ddp_init_group(run_opts)
+        with open(hparams_file, encoding="utf-8") as file:
+            hparams = load_hyperpyyaml(file, overrides)
+        if if_main_process():
+            held = files.lock(hparams["output_folder"])  # noqa: F841
     except (FileNotFoundError, ValueError) as error:
         sys.exit(f"train.py: {error}")
-    sb.utils.distributed.ddp_init_group(run_opts)
-    with open(hparams_file, encoding="utf-8") as file:
-        hparams = load_hyperpyyaml(file, overrides)
+    if "ckpt_interval_steps" in run_opts.overridden_args:
+        hparams["ckpt_interval_minutes"] = 0  # SpeechBrain takes one of the two
     sb.create_experiment_directory(
         experiment_directory=hparams["output_folder"],
         hyperparams_to_save=hparams_file,
         overrides=overrides,
     )
-
-    metric = hparams["best_metric"]
-    best = hparams["checkpointer"].find_checkpoint(min_key=metric)
-    if run_opts["test_only"] and best is None:
-        sys.exit(f"train.py: no checkpoint tells its {metric}")
+    checkpointer = hparams["checkpointer"]
+    checkpointer.clean()
+    if run_opts["test_only"] and checkpointer.best() is None:
+        sys.exit(f"train.py: no checkpoint tells its {hparams['best_metric']}")
     tokenizer = model.load_tokenizer(hparams["whisper_hub"])
     label_fits = partial(
         dataio.label_fits, tokenizer=tokenizer, max_tokens=model.MAX_TOKENS
     )
-    folder = prepare_manifests(hparams, label_fits)
+    phases.done("settings")
+    folder = prepare.for_run(
+        hparams["manifest_folder"],
+        hparams["output_folder"],
+        hparams["prepare"],
+        label_fits=label_fits,
+        max_duration_s=model.context_seconds(hparams["whisper_hub"]),
+        slowest_speed=audio.slowest(hparams["augment"], hparams["speeds"]),
+    )
     kept = frozen.FrozenEncoder(hparams["encoder_cache_folder"])
     train, valid, tests = dataio_prepare(
         hparams, tokenizer, label_fits, folder, kept, run_opts["test_only"]
@@ -406,19 +399,24 @@ def main():
     if train is not None:
         args = hparams["output_folder"], hparams["save_folder"], train.data
         run_on_main(settings.require_same_data, args=args)
+    phases.done("corpus")
 
     whisper = hparams["whisper"]()
-    hparams["checkpointer"].add_recoverable("whisper", whisper)
+    checkpointer.add_recoverable("whisper", whisper)
     brain = ASR(
+        seed=hparams["seed"],
+        valid_interval_steps=hparams["valid_interval_steps"],
+        early_stopping=hparams["early_stopping"],
+        monitor=hparams["monitor"],
         modules={"whisper": whisper},
         opt_class=hparams["opt_class"],
         hparams=hparams,
         run_opts=run_opts,
-        checkpointer=hparams["checkpointer"],
+        checkpointer=checkpointer,
     )
     brain.whisper, brain.tokenizer, brain.frozen = whisper, tokenizer, kept
     brain.context, brain.context_s = "full", whisper.context_s
-    brain.test_scores = {}
+    brain.test_scores, brain.phases = {}, phases
     brain.suppressed = decode.suppressed_tokens(
         tokenizer, whisper.config.vocab_size, whisper.suppressed_by_source
     )
@@ -426,23 +424,24 @@ def main():
         kept.open(
             whisper, brain.precision, train.data, hparams["output_folder"]
         )
+    phases.done("model")
 
-    untouched = not hparams["checkpointer"].list_checkpoints()
-    if hparams["score_before_training"] and untouched and not brain.test_only:
+    untouched = not checkpointer.list_checkpoints() and not brain.test_only
+    if hparams["score_before_training"] and untouched:
         brain.test(tests, ["full"], suffix=".untouched")
-    brain.fit(
-        hparams["epoch_counter"],
-        train,
-        valid,
-        train_loader_kwargs=hparams["train_loader_kwargs"],
-        valid_loader_kwargs=hparams["test_loader_kwargs"],
-    )
+    with brain.interrupts:
+        brain.fit(
+            hparams["epoch_counter"],
+            train,
+            valid,
+            train_loader_kwargs=hparams["train_loader_kwargs"],
+            valid_loader_kwargs=hparams["test_loader_kwargs"],
+        )
     brain.test(tests, ["full", "true_length"])
     if if_main_process():
-        best = hparams["checkpointer"].find_checkpoint(min_key=metric)
         print(f"\n{metrics.table(brain.test_scores)}\n")
         print(f"scores      {hparams['output_folder']}/scores")
-        print(f"checkpoint  {best.path}")
+        print(f"checkpoint  {checkpointer.best().path}")
         print(f"log         {hparams['output_folder']}/train_log.txt")
 
 

@@ -101,3 +101,21 @@ def _resample(samples, rate, sample_rate):
     from torchaudio.functional import resample
 
     return resample(torch.from_numpy(samples), rate, sample_rate).numpy()
+
+
+def slowest(augment, speeds):
+    """What speed perturbation may lengthen a training clip by, inverted.
+
+    Arguments
+    ---------
+    augment : bool
+        Without it every clip keeps its speed.
+    speeds : list of int
+        Percents.
+
+    Returns
+    -------
+    float
+        1, or less.
+    """
+    return min(100, *speeds) / 100 if augment else 1.0

@@ -153,6 +153,17 @@ class Batches(torch.utils.data.Sampler):
             "silence": 100 * (1 - self.durations_s[everything].sum() / encoded),
         }
 
+    def n_steps(self, n_epochs, grad_accumulation_factor):
+        """Optimizer steps of a run; of each epoch a tail still makes one."""
+        n_batches = [len(self)] * n_epochs
+        if self.encoder_context == "mixed":  # hangs on what is drawn
+            n_batches = [self._n_batches(e) for e in range(1, n_epochs + 1)]
+        return sum(-(-n // grad_accumulation_factor) for n in n_batches)
+
+    def _n_batches(self, epoch):
+        rng = np.random.default_rng([self.seed, epoch])
+        return len(self._cut(self._asked(rng), rng))
+
     def _asked(self, rng):
         """Seconds of encoder context that each clip asks for."""
         asked = self.durations_s

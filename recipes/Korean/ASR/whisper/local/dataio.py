@@ -5,6 +5,7 @@ Out: rows that fit the model; samples and tokens of one row.
 """
 
 import os
+import random
 
 import torch
 
@@ -48,6 +49,17 @@ def load_splits(longest_s, data_root, label_fits):
         hint = "no data for a run (a test alone needs --test_only):"
         raise ValueError("\n  - ".join([hint, *problems]))
     return splits
+
+
+def draw(rows, n_most):
+    """A fixed part of a split, in its order; all of it where n_most is 0.
+
+    The same in every run, whatever its seed, so that their scores compare.
+    """
+    if not 0 < n_most < len(rows):
+        return rows
+    drawn = set(random.Random(0).sample(sorted(rows), n_most))
+    return {key: row for key, row in rows.items() if key in drawn}
 
 
 def load_split(csv_path, data_root, max_duration_s, label_fits):

@@ -7,7 +7,7 @@ Out: a flat dictionary of rates in percent, and the files under scores/.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterable, List, Optional, Tuple
+from typing import Callable, Dict, Iterable, List, Optional, Tuple
 
 import jiwer
 from rapidfuzz.distance import Levenshtein
@@ -193,6 +193,12 @@ def _spacing(text: str) -> Tuple[str, List[bool]]:
     words = text.split()
     begins = [place == 0 for word in words for place in range(len(word))]
     return "".join(words), begins
+
+
+def merged(parts: Iterable[Dict[str, Record]]) -> List[Record]:
+    """The records of all ranks, each utterance once, in the order of IDs."""
+    found = {key: record for part in parts for key, record in part.items()}
+    return [found[key] for key in sorted(found)]
 
 
 def record_row(record: Record) -> dict:

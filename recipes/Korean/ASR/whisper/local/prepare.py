@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,9 +21,12 @@ from pathlib import Path
 from ruamel.yaml import YAML
 from tqdm import tqdm
 
-from local import audio, corpora, files, manifest, text
+from local import audio, corpora, files, manifest, prepare_report, text
+from local.prepare_report import NAME as REPORT
+from speechbrain.utils.distributed import if_main_process, run_on_main
+from speechbrain.utils.logger import get_logger
 
-REPORT = "prepare_report.json"
+logger = get_logger(__name__)
 VERSION = 2  # raise it when the same corpus would give other manifests
 UNDECODABLE = "\ufffd"
 N_AT_ONCE = 4096  # clips in flight: bounds memory, not speed
@@ -119,7 +123,7 @@ def prepare(
     _remove_earlier(out, splits)
     for name, utterances in splits.items():
         manifest.write(out / f"{name}.csv", utterances, corpus, data_folder)
-    report = _report(settings, splits, of_corpus, dropped)
+    report = prepare_report.content(settings, splits, of_corpus, dropped)
     with files.replacing(out / REPORT) as file:
         json.dump(report, file, ensure_ascii=False, indent=1)
 
@@ -273,63 +277,34 @@ def _require_clips(splits, dropped, data_folder):
     )
 
 
-def _report(settings, splits, of_corpus, dropped):
-    marked = [
-        u.id
-        for split in splits.values()
-        for u in split
-        if text.leftovers(u.text)
-    ]
-    return {
-        "settings": settings,
-        "kept": {
-            name: {
-                "clips": len(split),
-                "hours": sum(u.duration for u in split) / 3600,
-                "held_out_of_train": name not in of_corpus,
-            }
-            for name, split in splits.items()
-        },
-        "kept_no_speech": sum(
-            not u.text for split in splits.values() for u in split
-        ),
-        "dropped": dict(Counter(reason for _, reason, _ in dropped)),
-        "leftover_markup": len(marked),
-        "leftover_markup_ids": marked,
-        "dropped_clips": [
-            {
-                "id": u.id,
-                "split": u.split,
-                "reason": reason,
-                "wav": u.wav,
-                "detail": detail[1] if detail else "",
-            }
-            for u, reason, detail in dropped
-        ],
-    }
+def for_run(manifest_folder, output_folder, prepare_corpus, **limits):
+    """The manifests of a run: ready ones, or of its corpus, with a report.
 
+    Arguments
+    ---------
+    manifest_folder : str
+        Of ready manifests; empty: the corpus is prepared.
+    output_folder : str
+        Of the run; the manifests go into ``manifests`` in it.
+    prepare_corpus : callable
+        ``prepare`` with a run's settings.
+    **limits
+        Of the model, as ``prepare`` takes them.
 
-def summary(path):
-    """What a person wants to read of a report file, in a few lines."""
-    report = json.loads(Path(path).read_text(encoding="utf-8"))
-    lines = [
-        f"{name}: {kept['clips']} clips, {kept['hours']:.2f} h"
-        + (", held out of train" if kept["held_out_of_train"] else "")
-        for name, kept in report["kept"].items()
-    ]
-    for reason, n in report["dropped"].items():
-        where = Counter(
-            clip["split"]
-            for clip in report["dropped_clips"]
-            if clip["reason"] == reason
-        )
-        splits = ", ".join(f"{split} {k}" for split, k in where.items())
-        lines.append(f"dropped, {reason}: {n} ({splits})")
-    if report["kept_no_speech"]:
-        lines.append(f"kept without speech: {report['kept_no_speech']}")
-    if report["leftover_markup"]:
-        lines.append(f"kept with leftover markup: {report['leftover_markup']}")
-    return "\n".join(lines)
+    Returns
+    -------
+    Path
+        Folder of the manifests.
+    """
+    if manifest_folder:
+        return Path(manifest_folder)
+    folder = Path(output_folder) / "manifests"
+    run_on_main(prepare_corpus, kwargs={"out": folder, **limits})
+    if if_main_process():
+        report = folder / REPORT
+        shutil.copy(report, output_folder)
+        logger.info("%s\n%s", report, prepare_report.summary(report))
+    return folder
 
 
 def _positive(word):
@@ -341,7 +316,7 @@ def _positive(word):
 
 def main():
     """The command line."""
-    from local import dataio, model, settings
+    from local import dataio, model, rules
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("corpus", choices=sorted(corpora.CORPORA))
@@ -368,7 +343,7 @@ def main():
     problems = [
         f"{name}={value!r}: {wrong}"
         for name, value in vars(arguments).items()
-        if name in settings.RULES and (wrong := settings.RULES[name](value))
+        if name in rules.RULES and (wrong := rules.RULES[name](value))
     ]
     if problems:
         parser.error("; ".join(problems))
@@ -389,7 +364,7 @@ def main():
         keep_no_speech=not arguments.drop_no_speech,
         heldout_share=arguments.heldout_share,
     )
-    print(summary(arguments.out / REPORT))
+    print(prepare_report.summary(arguments.out / REPORT))
 
 
 if __name__ == "__main__":

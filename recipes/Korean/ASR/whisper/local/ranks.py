@@ -1,9 +1,13 @@
 """Processes started by torchrun: which one this is, and what they share.
 
 In: nothing but torch.distributed's state; one process needs no torchrun.
-Out: rank and number of ranks; objects and sums of all ranks.
+Out: rank and number of ranks; objects and sums of all ranks; randomness.
 """
 
+import random
+
+import numpy as np
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,6 +34,25 @@ def total(tensor):
         tensor = tensor.clone()
         dist.all_reduce(tensor)
     return tensor
+
+
+def seed(*numbers):
+    """Seeds every generator of this process.
+
+    What is drawn next follows from the numbers and the rank alone: not from
+    what was drawn before, so that a run that goes on from a checkpoint, or
+    validates in between, augments and drops out as any other.
+
+    Arguments
+    ---------
+    *numbers : int
+        For example a run's seed, the epoch and the micro-batch.
+    """
+    sequence = np.random.SeedSequence([*numbers, here()[0]])
+    drawn = int(sequence.generate_state(1)[0])  # 32 bits, NumPy's limit
+    random.seed(drawn)
+    np.random.seed(drawn)
+    torch.manual_seed(drawn)
 
 
 def wrap(module, device):

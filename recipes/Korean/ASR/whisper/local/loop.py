@@ -1,0 +1,223 @@
+"""The loop around a step: validations, checkpoints, early ends, exact resume.
+
+In: a Brain's own step and scores; when to validate, to save, to stop.
+Out: the same weights whether or not the run was killed, or validated.
+"""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+import speechbrain as sb
+from local import interrupts, ranks
+from speechbrain.utils.checkpoints import (
+    mark_as_loader,
+    mark_as_saver,
+    register_checkpoint_hooks,
+)
+from speechbrain.utils.logger import get_logger
+
+logger = get_logger(__name__)
+POSITION = ("step", "optimizer_step", "validated_step", "rate")
+
+
+@register_checkpoint_hooks
+class Loop(sb.Brain):
+    """SpeechBrain's Brain, for runs of days that may be killed.
+
+    Beyond it: randomness follows from the micro-batch alone; validations
+    inside an epoch; checkpoints between optimizer steps, of all that the next
+    step hangs on; early stopping; SIGTERM saves and exits.
+
+    ``step`` counts the micro-batches of an epoch, ``optimizer_step`` the
+    steps of the run, ``validated_step`` is where the last validation was. A
+    checkpoint may lie between a step and its validation, which then comes
+    first when the run goes on.
+
+    Arguments
+    ---------
+    seed : int
+    valid_interval_steps : int
+        Steps between validations, beside the one at each epoch's end; 0:
+        that one alone.
+    early_stopping : local.early_stopping.EarlyStopping
+    monitor : local.monitor.Monitor
+        Both in the checkpointer's recoverables.
+    **options
+        Of ``speechbrain.Brain``.
+    """
+
+    def __init__(
+        self, seed, valid_interval_steps, early_stopping, monitor, **options
+    ):
+        super().__init__(**options)
+        self.seed, self.valid_interval_steps = seed, valid_interval_steps
+        self.early_stopping, self.monitor = early_stopping, monitor
+        self.interrupts = interrupts.Interrupts(self.ckpt_interval_minutes)
+        self.epoch, self.n_steps, self.rate = 0, 0, 0.0
+        self.validated_step = self.saved_step = 0
+
+    def make_dataloader(self, dataset, stage, **loader_kwargs):
+        """As the stock one; workers leave SIGTERM to the trainer."""
+        loader_kwargs["worker_init_fn"] = interrupts.ignore
+        loader = super().make_dataloader(dataset, stage, **loader_kwargs)
+        if stage == sb.Stage.VALID:
+            self.valid_loader = loader
+        return loader
+
+    def _train_loader_specifics(self, dataset, loader_kwargs):
+        return loader_kwargs  # the stock hook would share the clips out again
+
+    def _wrap_distributed(self):
+        # Without the stock hook's second copy of the gradients.
+        if self.distributed_launch:
+            for name, module in self.modules.items():
+                self.modules[name] = ranks.wrap(module, self.device)
+
+    def on_fit_start(self):
+        """Recovers the newest checkpoint, and takes the log back to it."""
+        super().on_fit_start()
+        self.tell_plan()
+        show = sb.utils.distributed.if_main_process()
+        show &= not self.noprogressbar
+        self.monitor.begin(
+            self.optimizer_step, self.n_steps, self.nonfinite_patience, show
+        )
+
+    def tell_plan(self):
+        """Before the first step; for a subclass to say what will be done."""
+
+    @property
+    def n_micro_batches(self):
+        """Of an epoch."""
+        n = len(self.train_sampler)
+        return min(n, self.debug_batches) if self.debug else n
+
+    @property
+    def completes_a_step(self):
+        """Whether the micro-batch at hand is the last of a step."""
+        is_last = self.step == self.n_micro_batches
+        return is_last or self.step % self.grad_accumulation_factor == 0
+
+    @property
+    def _optimizer_step_limit_exceeded(self):
+        # What the stock loop over the epochs asks for.
+        limit = super()._optimizer_step_limit_exceeded
+        return limit or self.early_stopping.should_stop
+
+    def _fit_train(self, train_set, epoch, enable):
+        """One epoch, or what a checkpoint left of it."""
+        self.epoch = epoch
+        self.train_sampler.set_epoch(epoch)
+        self.on_stage_start(sb.Stage.TRAIN, epoch)
+        self.modules.train()
+        self.zero_grad()
+        self.between_steps()
+        if self._optimizer_step_limit_exceeded:
+            return
+        for batch in self.monitor.timed(train_set):
+            self.step += 1
+            ranks.seed(self.seed, epoch, self.step)
+            with self.explained(batch):
+                self.fit_batch(batch)
+            if self.completes_a_step:
+                with self.monitor.aside():
+                    self.between_steps()
+            if self._optimizer_step_limit_exceeded or (
+                self.debug and self.step == self.debug_batches
+            ):
+                return
+
+    @contextlib.contextmanager
+    def explained(self, batch):
+        """An error of this batch tells more; for a subclass to say what."""
+        yield
+
+    def between_steps(self):
+        """Validation, checkpoint or end, as step, clock or signal ask."""
+        n = self.optimizer_step
+        if n and self.valid_interval_steps:
+            if n % self.valid_interval_steps == 0:
+                self._fit_valid(self.valid_loader, self.epoch, True)
+        save, end = self.interrupts.after(n)
+        if self.ckpt_interval_steps:
+            save |= n % self.ckpt_interval_steps == 0
+        if (save or end) and n > self.saved_step:
+            self.save()
+        if end:
+            self.leave()
+
+    def _fit_valid(self, valid_set, epoch, enable):
+        """A validation, unless this step had its own; then the epoch's end."""
+        if self.validated_step < self.optimizer_step:
+            self.on_stage_start(sb.Stage.VALID, epoch)
+            self.modules.eval()
+            quiet = self.monitor.bar.disable
+            bar = tqdm(valid_set, "validation", leave=False, disable=quiet)
+            for n, batch in enumerate(bar):
+                stop = self.debug and n == self.debug_batches
+                if stop or self.interrupts.asked:
+                    break
+                self.evaluate_batch(batch, sb.Stage.VALID)
+            if any(ranks.gather(self.interrupts.asked)):
+                self.save()
+                self.leave()
+            self.on_stage_end(sb.Stage.VALID, None, epoch)
+            self.modules.train()
+        if self.step == self.n_micro_batches:
+            self.step = 0
+
+    def validated(self, scores, shares, metric):
+        """Tells a validation, judges it, and keeps its checkpoint.
+
+        Arguments
+        ---------
+        scores : dict
+            Name to number, of the validation.
+        shares : dict
+            Name to number, of the epoch's batches.
+        metric : str
+            Which score decides.
+        """
+        n = self.validated_step = self.optimizer_step
+        self.early_stopping.heard(scores[metric])
+        self.monitor.validated(n, self.epoch, self.rate, scores, shares)
+        self.save(self.step == self.n_micro_batches, **scores)
+        if self.early_stopping.should_stop:
+            logger.info(
+                "%s has not fallen in %d validations: training ends at step %d",
+                metric,
+                self.early_stopping.n_worse,
+                n,
+            )
+
+    def save(self, end_of_epoch=False, **meta):
+        """Keeps a checkpoint; its meta tells where it was made."""
+        self.saved_step = self.optimizer_step
+        where = {"steps": self.optimizer_step, "epoch": self.epoch}
+        self.checkpointer.save({**where, **meta}, end_of_epoch)
+        self.interrupts.saved()
+
+    def leave(self):
+        """Ends the process on the scheduler's word."""
+        logger.warning(
+            "SIGTERM: saved at step %d; the same command goes on from there",
+            self.optimizer_step,
+        )
+        self.monitor.end()
+        sys.exit(interrupts.EXIT_CODE)
+
+    @mark_as_saver
+    def _save(self, path):
+        position = {name: getattr(self, name) for name in POSITION}
+        Path(path).write_text(json.dumps(position), encoding="utf-8")
+
+    @mark_as_loader
+    def _recover(self, path, end_of_epoch):
+        position = json.loads(Path(path).read_text(encoding="utf-8"))
+        vars(self).update(position, saved_step=position["optimizer_step"])
+        if end_of_epoch:
+            self.step = 0

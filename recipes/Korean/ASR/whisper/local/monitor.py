@@ -1,0 +1,278 @@
+"""What a run tells of itself while it trains.
+
+In: the figures of each step, on the device; the scores of each validation.
+Out: a progress bar, train_log.txt, curves.jsonl and its picture, TensorBoard.
+"""
+
+import contextlib
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from local import curves
+from speechbrain.utils.checkpoints import (
+    mark_as_loader,
+    mark_as_saver,
+    register_checkpoint_hooks,
+)
+from speechbrain.utils.distributed import if_main_process
+from speechbrain.utils.logger import get_logger
+
+logger = get_logger(__name__)
+CURVES = "curves.jsonl"
+PICTURE = "learning_curves.png"
+
+
+@register_checkpoint_hooks
+class Monitor:
+    """Collects the figures of steps; fetches and tells them now and then.
+
+    Fetching makes the host wait for the device, so the figures of
+    ``log_interval_steps`` steps are fetched together. A line covers the same
+    steps whenever checkpoints and validations happen: what was collected for
+    the next one is kept in checkpoints, and a run that goes on from one cuts
+    curves.jsonl back to where it was then.
+
+    Arguments
+    ---------
+    folder : str
+        Of the run's output.
+    train_logger : speechbrain.utils.train_logger.TrainLogger
+        Of train_log.txt.
+    log_interval_steps : int
+        Steps a line.
+    with_tensorboard : bool
+        Events too, in ``<folder>/tensorboard``.
+    """
+
+    def __init__(
+        self, folder, train_logger, log_interval_steps, with_tensorboard
+    ):
+        self.folder, self.train_logger = Path(folder), train_logger
+        self.log_interval_steps = log_interval_steps
+        self.with_tensorboard = with_tensorboard
+        self.bar = self.tensorboard = None
+        self.on_device = []  # a tensor for each step that was not fetched yet
+        self.window = []  # of each step since the last line: loss, tokens, norm
+        self.totals = [0.0, 0.0]  # nats and tokens since the last validation
+        self.counts = {"skipped": 0, "failed": 0}  # since the run began
+        self.n_in_row = self.most_in_row = 0  # skipped steps
+        self.offset = None  # bytes of curves.jsonl at the checkpoint
+        self.wait_s = self.train_s = self.n_clips = 0
+
+    def begin(self, step, n_steps, nonfinite_patience, show):
+        """Opens the bar; takes back what a killed run told too much.
+
+        Arguments
+        ---------
+        step, n_steps : int
+            Of the optimizer: done, and of the whole run.
+        nonfinite_patience : int
+            Steps in a row whose gradients are not finite, then stop.
+        show : bool
+            Whether to draw a progress bar.
+        """
+        self.nonfinite_patience = nonfinite_patience
+        self.bar = tqdm(
+            total=n_steps,
+            initial=step,
+            unit="step",
+            dynamic_ncols=True,
+            smoothing=0,  # the time left counts validations in
+            disable=not show,
+        )
+        if not if_main_process():
+            return
+        path = self.folder / CURVES
+        size = path.stat().st_size if path.exists() else 0
+        if size > (self.offset or 0):
+            os.truncate(path, self.offset or 0)
+        if self.with_tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.tensorboard = SummaryWriter(
+                str(self.folder / "tensorboard"), purge_step=step + 1
+            )
+
+    def end(self):
+        """Closes the bar and the event file."""
+        self.bar.close()
+        if self.tensorboard:
+            self.tensorboard.close()
+
+    def timed(self, loader):
+        """The batches of a loader; times the wait for each."""
+        iterator = iter(loader)
+        while True:
+            start = time.monotonic()
+            batch = next(iterator, None)
+            if batch is None:
+                return
+            self.wait_s += time.monotonic() - start
+            yield batch
+            self.train_s += time.monotonic() - start
+
+    @contextlib.contextmanager
+    def aside(self):
+        """A validation or a checkpoint: no time of the training."""
+        start = time.monotonic()
+        yield
+        self.train_s -= time.monotonic() - start
+
+    def step(self, step, epoch, rate, figures, n_clips):
+        """Takes in a step; tells those of ``log_interval_steps`` together.
+
+        Arguments
+        ---------
+        step, epoch : int
+        rate : float
+        figures : torch.Tensor
+            (4,), over all ranks: summed loss in nats, tokens, clips that
+            could not be read; gradient norm.
+        n_clips : int
+            Over all ranks.
+
+        Raises
+        ------
+        ValueError
+            ``nonfinite_patience`` steps in a row changed nothing.
+        """
+        self.on_device.append(figures)
+        self.n_clips += n_clips
+        self.bar.update()
+        if step % self.log_interval_steps:
+            return
+        self._fetch()
+        self._tell(step, epoch, rate)
+        self.window = []
+        if self.most_in_row >= self.nonfinite_patience:
+            raise ValueError(
+                f"the gradients of {self.most_in_row} steps in a row, shortly "
+                f"before step {step}, were not finite, and nonfinite_patience="
+                f"{self.nonfinite_patience}; go on from the last checkpoint "
+                "with a lower lr or longer warmup_steps, with precision=bf16 "
+                "instead of fp16, or without the clips of these steps"
+            )
+
+    def _fetch(self):
+        """Figures from the device; the host waits for all steps so far."""
+        if not self.on_device:
+            return
+        rows = torch.stack(self.on_device).tolist()
+        self.on_device = []
+        for nats, tokens, failed, norm in rows:
+            self.window.append([nats, tokens, norm])
+            self.counts["failed"] += int(failed)
+            if math.isfinite(norm) and math.isfinite(nats):
+                self.totals[0] += nats
+                self.totals[1] += tokens
+            self.n_in_row = 0 if math.isfinite(norm) else self.n_in_row + 1
+            self.most_in_row = max(self.most_in_row, self.n_in_row)
+            self.counts["skipped"] += self.n_in_row > 0
+
+    def _tell(self, step, epoch, rate):
+        finite = [row for row in self.window if math.isfinite(sum(row))]
+        nats, tokens, norms = map(sum, zip(*finite or [(math.nan,) * 3]))
+        stats = {
+            "loss": nats / max(tokens, 1),
+            "grad_norm": norms / max(len(finite), 1),
+            "skipped": len(self.window) - len(finite),
+        }
+        speed = {
+            "clips_per_s": self.n_clips / max(self.train_s, 1e-3),
+            "wait": 100 * self.wait_s / max(self.train_s, 1e-3),
+        }
+        self.wait_s = self.train_s = self.n_clips = 0
+        where = {"epoch": epoch, "steps": step, "lr": rate}
+        self.bar.set_postfix(
+            loss=f"{stats['loss']:.3f}",
+            lr=f"{rate:.2e}",
+            norm=f"{stats['grad_norm']:.2f}",
+            clips_per_s=f"{speed['clips_per_s']:.1f}",
+            wait=f"{speed['wait']:.0f}%",
+        )
+        self._log(where, train_stats={**stats, **speed, **self.counts})
+        line = {"step": step, "epoch": epoch, "lr": rate, **stats, **speed}
+        self._append(line)
+        self._events(step, "train", {"lr": rate, **stats, **speed})
+
+    def validated(self, step, epoch, rate, scores, shares):
+        """Tells a validation, beside the training since the one before.
+
+        Arguments
+        ---------
+        step, epoch : int
+        rate : float
+            Of the last step.
+        scores, shares : dict
+            Name to number: of the validation; of the batches of this epoch.
+        """
+        self._fetch()
+        nats, tokens = self.totals
+        self.totals = [0.0, 0.0]
+        train = {"loss": nats / max(tokens, 1), **shares, **self.counts}
+        where = {"epoch": epoch, "steps": step, "lr": rate}
+        self._log(where, train_stats=train, valid_stats=scores)
+        self._append({"step": step, "epoch": epoch, "valid": scores})
+        self._events(step, "valid", scores)
+        if if_main_process():
+            try:
+                curves.draw(self.folder / CURVES, self.folder / PICTURE)
+            except OSError as error:  # no picture is worth a run
+                logger.warning("no learning curves were drawn: %s", error)
+
+    def _log(self, where, **stats):
+        with _written(self.train_logger.save_file):
+            self.train_logger.log_stats(
+                where, **stats, verbose=self.bar.disable
+            )
+
+    def _append(self, line):
+        if not if_main_process():
+            return
+        path = self.folder / CURVES
+        with _written(path), open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _events(self, step, stage, stats):
+        if self.tensorboard:
+            for name, value in stats.items():
+                self.tensorboard.add_scalar(f"{stage}/{name}", value, step)
+
+    @mark_as_saver
+    def save(self, path):
+        """Writes what the next lines will be made of."""
+        self._fetch()
+        curves_file = self.folder / CURVES
+        state = {
+            "window": self.window,
+            "totals": self.totals,
+            "counts": self.counts,
+            "n_in_row": self.n_in_row,
+            "offset": curves_file.stat().st_size if curves_file.exists() else 0,
+        }
+        Path(path).write_text(json.dumps(state), encoding="utf-8")
+
+    @mark_as_loader
+    def load(self, path, end_of_epoch):
+        """Reads what ``save`` wrote."""
+        del end_of_epoch
+        vars(self).update(json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+@contextlib.contextmanager
+def _written(path):
+    """Says which file could not be written, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"cannot write {path}: {error.strerror}; free space there, then "
+            "start the same command again: it goes on from the last checkpoint",
+        ) from error

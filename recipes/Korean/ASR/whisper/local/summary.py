@@ -1,0 +1,200 @@
+"""What a run will do, told before its first step.
+
+In: plain values: of the model, the data, the steps; bytes by part.
+Out: a block of lines for the terminal; the seconds of each phase of start-up.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from local import curves, dataio, memory
+from speechbrain.utils.logger import get_logger
+
+logger = get_logger(__name__)
+PICTURE = "learning_rate.png"
+
+
+class Phases:
+    """Seconds of each phase of start-up, the imports before it included."""
+
+    def __init__(self):
+        self.seconds = {}
+        self.last = time.time()
+        started = _process_started()
+        if started is not None:
+            self.seconds["imports"] = self.last - started
+
+    def done(self, name):
+        """What has passed since the last call was ``name``."""
+        now = time.time()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self.last
+        self.last = now
+
+    def __str__(self):
+        return ", ".join(f"{k} {v:.1f} s" for k, v in self.seconds.items())
+
+
+def _process_started():
+    """Unix time of this process' start; None where the system has no /proc."""
+    try:
+        return os.stat(f"/proc/{os.getpid()}").st_ctime
+    except OSError:
+        return None
+
+
+def size(n_bytes):
+    """Bytes as a person reads them: 2.31 GB, 154 MB."""
+    if n_bytes < 1e9:
+        return f"{n_bytes / 1e6:.0f} MB"
+    return f"{n_bytes / 1e9:.1f} GB"
+
+
+def tell(
+    whisper,
+    batches,
+    schedule,
+    output_folder,
+    valid_rows,
+    largest,
+    tokenizer,
+    *,
+    precision,
+    checkpointing,
+    device,
+    n_steps,
+    **of_run,
+):
+    """Logs what a run will do, and draws its rates into learning_rate.png.
+
+    Arguments
+    ---------
+    whisper : local.model.Whisper
+    batches : local.batching.Batches
+        The largest comes first.
+    schedule : local.schedules.Schedule
+    output_folder : str
+    valid_rows : iterable of dict
+        With a ``duration``.
+    largest : list of str
+        Labels of the largest batch.
+    tokenizer : transformers.WhisperTokenizer
+    precision : str
+    checkpointing : bool
+    device : str
+        Of the model.
+    n_steps : int
+    **of_run
+        Of ``describe``.
+    """
+    rates = [schedule.rate(n, n_steps) for n in range(1, n_steps + 1)]
+    curves.draw_rates(rates, Path(output_folder) / PICTURE)
+    n_text = max(len(dataio.encode(text, tokenizer)) for text in largest)
+    n_trained = sum(t.numel() for t in whisper.trained_state().values())
+    n_weights = sum(p.numel() for p in whisper.parameters())
+    n_frozen = n_weights - n_trained
+    n_bytes = memory.plan(
+        whisper.config,
+        n_trained,
+        n_frozen,
+        whisper.freeze_encoder,
+        precision,
+        checkpointing,
+        n_clips=-(-len(batches.batches[0]) // batches.n_ranks),
+        context_samples=int(batches.contexts[0]),
+        n_tokens=dataio.N_PREFIX + n_text,
+    )
+    device_bytes = None
+    if device.startswith("cuda"):
+        device_bytes = torch.cuda.get_device_properties(device).total_memory
+    told = describe(
+        model=" ".join(map(str, whisper.identity.values())),
+        n_trained=n_trained,
+        n_frozen=n_frozen,
+        train_s=batches.durations_s,
+        valid_s=[row["duration"] for row in valid_rows],
+        n_steps=n_steps,
+        n_ranks=batches.n_ranks,
+        precision=precision,
+        n_bytes=n_bytes,
+        device_bytes=device_bytes,
+        **of_run,
+    )
+    logger.info("the run:\n%s\n%s", told, schedule.table(n_steps))
+
+
+def describe(
+    *,
+    model,
+    n_trained,
+    n_frozen,
+    train_s,
+    valid_s,
+    n_epochs,
+    n_steps,
+    n_done,
+    n_ranks,
+    precision,
+    n_bytes,
+    device_bytes,
+    phases,
+):
+    """The lines of a run.
+
+    Arguments
+    ---------
+    model : str
+        Its source and adaptation mode.
+    n_trained, n_frozen : int
+        Weights.
+    train_s, valid_s : sequence of float
+        Durations of the clips, of a validation those that are heard.
+    n_epochs, n_steps, n_done : int
+        Steps of the optimizer: of the run, and made before.
+    n_ranks : int
+    precision : str
+    n_bytes : dict
+        Part to bytes, "total" among them, as ``memory.plan`` gives them.
+    device_bytes : int or None
+        Of a GPU.
+    phases : Phases
+
+    Returns
+    -------
+    str
+    """
+    n_weights = n_trained + n_frozen
+    share = 100 * n_trained / max(n_weights, 1)
+    parts = ", ".join(
+        f"{part} {size(n)}"
+        for part, n in n_bytes.items()
+        if part != "total" and n >= 5e5
+    )
+    there = f" of {size(device_bytes)}" if device_bytes else ""
+    rows = {
+        "model": f"{model}, {precision}",
+        "trained": f"{_millions(n_trained)} of {_millions(n_weights)} "
+        f"weights ({share:.1f} %), {_millions(n_frozen)} frozen",
+        "training": _heard(train_s),
+        "validation": _heard(valid_s),
+        "steps": f"{n_steps:,} in {n_epochs} epochs"
+        + (f", going on after step {n_done:,}" if n_done else ""),
+        "a step": f"{len(train_s) * n_epochs / max(n_steps, 1):.1f} clips, "
+        f"{sum(train_s) * n_epochs / max(n_steps, 1):.1f} s of audio on average, "
+        f"over {n_ranks} process{'es' if n_ranks > 1 else ''}",
+        "memory": f"about {size(n_bytes['total'])}{there} a process at most: "
+        f"{parts}",
+        "start-up": str(phases),
+    }
+    return "\n".join(f"{name:<12}{text}" for name, text in rows.items())
+
+
+def _millions(n):
+    return f"{n / 1e6:,.1f} M"
+
+
+def _heard(durations_s):
+    hours = sum(durations_s) / 3600
+    return f"{len(durations_s):,} clips, {hours:,.2f} h"

@@ -1,0 +1,172 @@
+"""What a run tells of itself while it trains."""
+
+import json
+import math
+
+import pytest
+import torch
+from local import curves, monitor
+from local.monitor import Monitor
+
+from speechbrain.utils.train_logger import FileTrainLogger
+
+NAN = float("nan")
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """A Monitor that draws nothing, at the start of a run or later."""
+    monkeypatch.setattr(curves, "draw", lambda *files: None)
+
+    def begun(every=2, step=0, state=None, patience=3):
+        logger = FileTrainLogger(tmp_path / "train_log.txt")
+        one = Monitor(tmp_path, logger, every, False)
+        if state:
+            one.load(state, end_of_epoch=False)
+        one.begin(step, 100, patience, show=False)
+        return one
+
+    return begun
+
+
+def figures(nats, tokens=10.0, failed=0.0, norm=1.0):
+    return torch.tensor([nats, tokens, failed, norm], dtype=torch.float64)
+
+
+def lines(folder):
+    text = (folder / "curves.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_line_covers_its_steps(make, tmp_path):
+    one = make()
+    one.step(1, 1, 0.1, figures(30.0, tokens=10, norm=1), 4)
+    assert not (tmp_path / "curves.jsonl").exists()
+    one.step(2, 1, 0.2, figures(30.0, tokens=20, failed=1, norm=3), 4)
+    (line,) = lines(tmp_path)
+    expected = {"step": 2, "epoch": 1, "lr": 0.2, "skipped": 0}
+    expected |= {"loss": 2.0, "grad_norm": 2.0}
+    assert line == {
+        **expected,
+        "clips_per_s": line["clips_per_s"],
+        "wait": line["wait"],
+    }
+    log = (tmp_path / "train_log.txt").read_text(encoding="utf-8")
+    assert "steps: 2, lr: 2.00e-01 - train loss: 2.00" in log
+    assert "train failed: 1" in log
+
+
+def test_a_step_without_finite_gradients_is_counted_and_left_out(
+    make, tmp_path
+):
+    one = make()
+    one.step(1, 1, 0.1, figures(NAN, norm=NAN), 4)
+    one.step(2, 1, 0.1, figures(20.0), 4)
+    one.step(3, 1, 0.1, figures(1.0, norm=math.inf), 4)
+    one.step(4, 1, 0.1, figures(NAN, norm=NAN), 4)
+    first, second = lines(tmp_path)
+    assert (first["loss"], first["skipped"]) == (2.0, 1)
+    assert math.isnan(second["loss"]) and second["skipped"] == 2
+    one.validated(4, 1, 0.1, {"loss": 1.0, "CER": 3.0}, {"padding": 2.0})
+    log = (tmp_path / "train_log.txt").read_text(encoding="utf-8")
+    last = log.splitlines()[-1]
+    assert "train loss: 2.00" in last and "train skipped: 3" in last
+    assert "train padding: 2.00" in last and "valid CER: 3.00" in last
+    assert lines(tmp_path)[-1] == {
+        "step": 4,
+        "epoch": 1,
+        "valid": {"loss": 1.0, "CER": 3.0},
+    }
+
+
+def test_too_many_in_a_row_stop_the_run_and_say_what_to_do(make):
+    one = make(every=1, patience=3)
+    bad = figures(NAN, norm=NAN)
+    for step in (1, 2):
+        one.step(step, 1, 0.1, bad, 4)
+    one.step(3, 1, 0.1, figures(1.0), 4)
+    for step in (4, 5):
+        one.step(step, 1, 0.1, bad, 4)
+    with pytest.raises(ValueError, match="of 3 steps in.*step 6.*lower lr"):
+        one.step(6, 1, 0.1, bad, 4)
+
+
+def test_too_many_in_a_row_are_not_forgiven_for_a_good_one(make):
+    one = make(every=4, patience=3)
+    for step in (1, 2, 3):
+        one.step(step, 1, 0.1, figures(NAN, norm=NAN), 4)
+    with pytest.raises(ValueError, match="of 3 steps in a row"):
+        one.step(4, 1, 0.1, figures(1.0), 4)
+
+
+def test_lines_are_the_same_however_often_a_run_was_killed(make, tmp_path):
+    """Saved at step 3, within a line; killed at step 5, after another."""
+    steps = {n: (0.1 * n, figures(n / 3, norm=1 / n)) for n in range(1, 9)}
+
+    def go(one, first, last, save_at=None):
+        for n in range(first, last + 1):
+            one.step(n, 1, *steps[n], 4)
+            if n == save_at:
+                one.save(tmp_path / "monitor.ckpt")
+        return one
+
+    def told():
+        keys = "step", "lr", "loss", "grad_norm"
+        return [[line[key] for key in keys] for line in lines(tmp_path)]
+
+    whole = go(make(), 1, 8)
+    totals, expected = whole.totals, told()
+    (tmp_path / "curves.jsonl").unlink()
+    go(make(), 1, 5, save_at=3)
+    assert len(lines(tmp_path)) == 2
+    rest = make(step=3, state=tmp_path / "monitor.ckpt")
+    assert len(lines(tmp_path)) == 1
+    go(rest, 4, 8)
+    assert told() == expected
+    assert rest.totals == totals
+
+
+def test_a_run_from_its_first_step_begins_an_empty_file(make, tmp_path):
+    make(every=1).step(1, 1, 0.1, figures(1.0), 4)
+    assert len(lines(tmp_path)) == 1
+    make()
+    assert lines(tmp_path) == []
+
+
+def test_time_aside_is_no_time_of_the_training(make, tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(monitor.time, "monotonic", lambda: now[0])
+    one = make(every=1)
+
+    def loader():
+        for n in range(2):
+            now[0] += 1.0  # read
+            yield n
+
+    for n in one.timed(loader()):
+        now[0] += 3.0  # trained
+        if n == 1:
+            with one.aside():
+                now[0] += 100.0  # validated
+    one.step(1, 1, 0.1, figures(1.0), 16)
+    (line,) = lines(tmp_path)
+    assert line["clips_per_s"] == pytest.approx(2.0)
+    assert line["wait"] == pytest.approx(25.0)
+
+
+def test_a_disk_that_is_full_is_told_with_the_file(make, monkeypatch, tmp_path):
+    one = make(every=1)
+    (tmp_path / "curves.jsonl").unlink(missing_ok=True)
+    (tmp_path / "curves.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="curves.jsonl.*same command again"):
+        one.step(1, 1, 0.1, figures(1.0), 4)
+
+
+def test_no_picture_is_worth_a_run(make, monkeypatch, tmp_path, caplog):
+    def fails(*files):
+        raise OSError(28, "No space left on device")
+
+    one = make()
+    monkeypatch.setattr(curves, "draw", fails)
+    one.validated(2, 1, 0.1, {"CER": 1.0}, {})
+    assert len(lines(tmp_path)) == 1

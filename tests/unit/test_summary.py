@@ -1,0 +1,97 @@
+"""What a run will do, told before its first step."""
+
+import re
+import time
+
+import pytest
+from local import summary
+from local.summary import Phases
+
+RUN = {
+    "model": "openai/whisper-large-v3, full",
+    "n_trained": 1_500_000_000,
+    "n_frozen": 500_000_000,
+    "train_s": [9.0] * 1000,
+    "valid_s": [3.6] * 100,
+    "n_epochs": 2,
+    "n_steps": 40,
+    "n_done": 0,
+    "n_ranks": 8,
+    "precision": "bf16",
+    "n_bytes": {"weights": 8e9, "logits": 2e8, "nothing": 0, "total": 8.2e9},
+    "device_bytes": 80e9,
+    "phases": "imports 6.1 s",
+}
+
+
+@pytest.mark.parametrize(
+    "changed, line",
+    [
+        ({}, "model       openai/whisper-large-v3, full, bf16"),
+        (
+            {},
+            "trained     1,500.0 M of 2,000.0 M weights (75.0 %), 500.0 M frozen",
+        ),
+        ({}, "training    1,000 clips, 2.50 h"),
+        ({}, "validation  100 clips, 0.10 h"),
+        ({}, "steps       40 in 2 epochs"),
+        (
+            {"n_done": 12},
+            "steps       40 in 2 epochs, going on after step 12",
+        ),
+        (
+            {},
+            "a step      50.0 clips, 450.0 s of audio on average, over 8 processes",
+        ),
+        (
+            {"n_ranks": 1},
+            "a step      50.0 clips, 450.0 s of audio on average, over 1 process",
+        ),
+        (
+            {},
+            "memory      about 8.2 GB of 80.0 GB a process at most: "
+            "weights 8.0 GB, logits 200 MB",
+        ),
+        (
+            {"device_bytes": None},
+            "memory      about 8.2 GB a process at most: "
+            "weights 8.0 GB, logits 200 MB",
+        ),
+        ({}, "start-up    imports 6.1 s"),
+    ],
+)
+def test_lines(changed, line):
+    assert line in summary.describe(**{**RUN, **changed}).splitlines()
+
+
+def test_phases_add_up_and_begin_with_the_process():
+    before = time.time()
+    phases = Phases()
+    time.sleep(0.02)
+    phases.done("corpus")
+    phases.done("model")
+    time.sleep(0.02)
+    phases.done("corpus")
+    assert list(phases.seconds) == ["imports", "corpus", "model"]
+    assert 0.04 <= phases.seconds["corpus"] <= time.time() - before
+    assert phases.seconds["model"] < phases.seconds["corpus"]
+    assert phases.seconds["imports"] > 0
+    pattern = r"imports \d+\.\d s, corpus 0\.\d s, model 0\.0 s"
+    assert re.fullmatch(pattern, str(phases))
+
+
+def test_without_proc_the_imports_are_not_told(monkeypatch):
+    def fails(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(summary.os, "stat", fails)
+    phases = Phases()
+    phases.done("corpus")
+    assert list(phases.seconds) == ["corpus"]
+
+
+@pytest.mark.parametrize(
+    "n_bytes, text", [(2.3e9, "2.3 GB"), (154e6, "154 MB"), (5e6, "5 MB")]
+)
+def test_sizes(n_bytes, text):
+    assert summary.size(n_bytes) == text
