@@ -33,14 +33,20 @@ def corpus(tmp_path_factory):
 def run():
     """Starts train.py; returns the finished process."""
 
-    def start(*arguments, script="train.py", launcher=(), check=True):
+    def start(
+        *arguments,
+        script="train.py",
+        launcher=(),
+        check=True,
+        timeout=1200,
+    ):
         process = subprocess.run(
             [sys.executable, *launcher, script, *map(str, arguments)],
             cwd=RECIPE,
             env={**os.environ, "TQDM_DISABLE": "1"},
             capture_output=True,
             text=True,
-            timeout=1200,
+            timeout=timeout,
         )
         if check and process.returncode:
             told = process.stdout[-4000:] + process.stderr[-4000:]

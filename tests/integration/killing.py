@@ -23,7 +23,7 @@ import yaml
 from outputs import checkpoints
 from safetensors.torch import load_file
 
-KINDS = ("lines", "validation", "checkpoint", "delay")
+KINDS = ("line", "validation", "checkpoint", "delay")
 POLL_S = 0.002
 LIMIT_S = 300  # of one start
 TIMINGS = ("clips_per_s", "wait")  # in curves.jsonl
@@ -36,16 +36,19 @@ class Moment(NamedTuple):
     """When to end a start of a run.
 
     kind : str
-        lines: ``nth`` lines of curves.jsonl are new; validation: the ``nth``
-        one has begun; checkpoint: the ``nth`` folder under a temporary name
-        in save/ holds ``share`` of a checkpoint's bytes; delay: ``seconds``
-        have passed since the start.
+        line: one of the step, or of a later one, is new in curves.jsonl;
+        validation: the first one from the step on has begun; checkpoint: the
+        same, and a folder of a temporary name in save/ holds ``share`` of a
+        checkpoint's bytes; delay: ``seconds`` have passed since the start;
+        scores: those of the first test set lie there.
+    step : int
+        Of the optimizer.
     seconds : float
         Waited beyond what the kind says.
     """
 
     kind: str
-    nth: int = 1
+    step: int = 0
     share: float = 0.0
     seconds: float = 0.0
 
@@ -65,23 +68,32 @@ class Start(NamedTuple):
     inside: bool
 
 
-def draw(seed, kinds, longest_s=10.0):
-    """A moment of each kind, in an order and at places that follow from seed.
+def draw(seed, kinds, n_steps, longest_s=10.0):
+    """A moment of each kind; order and places follow from the seed.
 
-    Few lines, validations and checkpoints each: many kills fit into a run.
+    Arguments
+    ---------
+    seed : int
+    kinds : sequence of str
+    n_steps : int
+        Of the run. The last four of them are spared: it shall not end before
+        all moments have come.
+    longest_s : float
+        The most that a delay may last.
     """
     chance = random.Random(seed)
     kinds = chance.sample(kinds, len(kinds))
-    return [_draw_one(chance, kind, longest_s) for kind in kinds]
+    steps = sorted(chance.sample(range(1, n_steps - 3), len(kinds)))
+    return [_draw_one(chance, *one, longest_s) for one in zip(kinds, steps)]
 
 
-def _draw_one(chance, kind, longest_s):
-    if kind == "lines":
-        return Moment(kind, chance.randint(1, 4), seconds=chance.random() / 20)
+def _draw_one(chance, kind, step, longest_s):
+    if kind == "line":
+        return Moment(kind, step, seconds=chance.random() / 20)
     if kind == "validation":
-        return Moment(kind, seconds=chance.random() / 50)
+        return Moment(kind, step, seconds=chance.random() / 50)
     if kind == "checkpoint":
-        return Moment(kind, chance.randint(1, 2), share=chance.random() * 0.8)
+        return Moment(kind, step, share=chance.random() * 0.8)
     return Moment(kind, seconds=chance.random() * longest_s)
 
 
@@ -102,7 +114,6 @@ class Watch:
         self.moment, self.due = moment, due
         self.n_old = len(curve(folder))
         self.old = {path.name for path in temporary(folder)}
-        self.seen = set()
         self.changed = None
 
     def came(self):
@@ -121,25 +132,26 @@ class Watch:
                 return lines[self.n_old :]
         return None
 
-    def _lines(self):
-        return len(self._new_lines() or ()) >= self.moment.nth
+    def _line(self):
+        lines = self._new_lines()
+        return bool(lines) and lines[-1]["step"] >= self.moment.step
 
     def _validation(self):
-        lines = self._new_lines()
-        if lines and "valid" not in lines[-1] and lines[-1]["step"] in self.due:
-            self.seen.add(lines[-1]["step"])
-            return len(self.seen) >= self.moment.nth
-        return False
+        last = (self._new_lines() or [{"step": -1}])[-1]
+        begun = "valid" not in last and last["step"] in self.due
+        return begun and last["step"] >= self.moment.step
 
     def _checkpoint(self):
-        for path in temporary(self.curves.parent):
-            if path.name not in self.old:
-                self.seen.add(path.name)
-                if len(self.seen) >= self.moment.nth:
-                    others = map(size, checkpoints(self.curves.parent))
-                    whole = max(others, default=0)
-                    return size(path) >= self.moment.share * whole
-        return False
+        folder = self.curves.parent
+        new = [p for p in temporary(folder) if p.name not in self.old]
+        lines = curve(folder) if new else ()
+        if not lines or lines[-1]["step"] < self.moment.step:
+            return False
+        whole = max(map(size, checkpoints(folder)), default=0)
+        return any(size(p) >= self.moment.share * whole for p in new)
+
+    def _scores(self):
+        return (self.curves.parent / "scores/test.json").exists()
 
 
 def curve(folder):
@@ -295,13 +307,20 @@ def meta(checkpoint):
     return yaml.safe_load((checkpoint / "CKPT.yaml").read_text("utf-8"))
 
 
-def newest_and_best(folder, metric="CER"):
-    """Name to checkpoint folder: of the newest, and of the lowest metric."""
+def newest(folder):
+    """The checkpoint that was saved last."""
+    return max(checkpoints(folder), key=lambda path: meta(path)["unixtime"])
+
+
+def best(folder, metric="CER"):
+    """The checkpoint of the lowest metric, the newest among equals."""
     told = {path: meta(path) for path in checkpoints(folder)}
-    told = dict(sorted(told.items(), key=lambda item: -item[1]["unixtime"]))
     scored = [path for path in told if metric in told[path]]
-    best = min(scored, key=lambda path: told[path][metric])
-    return {"newest": next(iter(told)), "best": best}
+
+    def worth(path):
+        return told[path][metric], -told[path]["unixtime"]
+
+    return min(scored, key=worth)
 
 
 def differences(folder, other):
@@ -314,9 +333,9 @@ def differences(folder, other):
         times and sizes of files are not compared.
     """
     found = _different_curves(curve(folder), curve(other))
-    ours, theirs = newest_and_best(folder), newest_and_best(other)
-    for name in ours:
-        found += _different_checkpoints(name, ours[name], theirs[name])
+    for find in (newest, best):
+        pair = find(folder), find(other)
+        found += _different_checkpoints(find.__name__, *pair)
     files = [
         {p.name: p.read_bytes() for p in Path(f, "scores").glob("*.json*")}
         for f in (folder, other)

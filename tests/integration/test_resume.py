@@ -62,10 +62,18 @@ class Recipe(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """A run that was never killed; ``due``: steps that it validated after."""
+    """A run that was never killed.
+
+    ``due``: steps that it validated after; ``ends``: last one of each epoch.
+    """
 
     folder: Path
     due: list
+    ends: list
+
+    def draw(self, seed, kinds, **options):
+        """Moments to kill the like of it at."""
+        return killing.draw(seed, kinds, self.ends[-1], **options)
 
     def equals(self, folder):
         """Tells what differs; a run that agrees leaves no checkpoints."""
@@ -77,7 +85,9 @@ def whole(recipe, folder, **settings):
     """The run that others are compared to; its checkpoints go with the test."""
     recipe.end(folder, **settings)
     rows = killing.curve(folder)
-    yield Whole(folder, [row["step"] for row in rows if "valid" in row])
+    due = [row["step"] for row in rows if "valid" in row]
+    ends = {row["epoch"]: row["step"] for row in rows}
+    yield Whole(folder, due, [*ends.values()])
     shutil.rmtree(folder / "save")
 
 
@@ -115,9 +125,10 @@ def test_the_runs_are_hard_enough(unkilled):
     steps = [row["step"] for row in rows if "valid" not in row]
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) > 12
-    assert any(step % INTERVAL for step in unkilled.due)
-    kept = killing.newest_and_best(unkilled.folder)
-    newest, best = (killing.meta(kept[n])["steps"] for n in ("newest", "best"))
+    assert set(unkilled.due) > set(unkilled.ends)
+    assert any(step % INTERVAL for step in unkilled.ends)
+    kept = killing.newest(unkilled.folder), killing.best(unkilled.folder)
+    newest, best = (killing.meta(path)["steps"] for path in kept)
     assert steps[-1] == newest > best
     assert len(checkpoints(unkilled.folder)) == 3
 
@@ -125,8 +136,8 @@ def test_the_runs_are_hard_enough(unkilled):
 def test_killed_three_times(one, unkilled, tmp_path):
     """In a validation, in the writing of a checkpoint, between steps."""
     folder = tmp_path / "killed"
-    kinds = ("lines", "validation", "checkpoint")
-    moments = killing.draw(1986, kinds)
+    kinds = ("line", "validation", "checkpoint")
+    moments = unkilled.draw(1986, kinds)
     kills = one.end(folder, moments, unkilled.due)[:-1]
     assert sorted(kill.moment.kind for kill in kills) == sorted(kinds)
     inside = {kill.moment.kind: kill.inside for kill in kills}
@@ -135,46 +146,51 @@ def test_killed_three_times(one, unkilled, tmp_path):
     unkilled.equals(folder)
 
 
-@pytest.fixture(scope="module")
-def terminated(one, unkilled, tmp_path_factory):
-    """(folder, start) of a run that got SIGTERM after a few steps."""
-    folder = tmp_path_factory.mktemp("terminated")
-    moment = Moment("lines", 5)
-    return folder, one.once(folder, moment, unkilled.due, gently=True)
-
-
 def test_a_checkpoint_that_is_cut_in_half_is_passed_over(
-    one, unkilled, terminated, tmp_path
+    one, unkilled, tmp_path
 ):
-    """The one before it serves, and the run ends as it would have."""
+    """The one before it serves, and the run ends as it did."""
     folder = tmp_path / "cut"
-    shutil.copytree(terminated[0], folder)
-    newest = killing.newest_and_best(folder)["newest"]
-    weights = (newest / "model.safetensors").read_bytes()
-    (newest / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    (end,) = one.end(folder)
-    warned = [line for line in end.printed.splitlines() if str(newest) in line]
-    assert any("half-written or damaged" in line for line in warned), warned
+    shutil.copytree(unkilled.folder, folder)
+    damaged = killing.newest(folder)
+    weights = (damaged / "model.safetensors").read_bytes()
+    (damaged / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    before = checkpoints(folder)[-2]
+    (start,) = one.end(folder)
+    told = start.printed
+    assert f"half-written or damaged checkpoint {damaged}" in told
+    assert f"Loading a checkpoint from {before}" in told
+    assert killing.newest(folder) != damaged
     unkilled.equals(folder)
 
 
-def test_sigterm_saves_and_ends_with_143(one, unkilled, terminated):
-    folder, start = terminated
+def test_sigterm_saves_and_ends_with_143(one, unkilled, tmp_path):
+    """Where nothing else would save: what is compared hangs on no interval."""
+    folder, never = tmp_path / "terminated", {"ckpt_interval_steps": 0}
+    moment = Moment("line", 2 * INTERVAL + 1)  # or one more, until it is heard
+    start = one.once(folder, moment, unkilled.due, gently=True, **never)
     assert start.reached and start.code == 143, start.printed[-4000:]
-    newest = killing.newest_and_best(folder)["newest"]
-    assert killing.meta(newest)["steps"] == start.step >= 5
-    one.end(folder)
+    assert start.step not in unkilled.due
+    assert killing.meta(killing.newest(folder))["steps"] == start.step
+    one.end(folder, **never)
     unkilled.equals(folder)
 
 
 @pytest.mark.slow
-def test_sigterm_in_a_validation(one, unkilled, tmp_path):
-    folder = tmp_path / "terminated"
-    moment = Moment("validation", 2)
+@pytest.mark.parametrize("where", ["in an epoch", "at its end", "last of all"])
+def test_sigterm_in_a_validation(where, one, unkilled, tmp_path):
+    """Saves before it, so that the next start has it to do."""
+    folder, ends = tmp_path / "terminated", unkilled.ends
+    step = {
+        "in an epoch": max(set(unkilled.due) - set(ends)),
+        "at its end": ends[1],
+        "last of all": ends[-1],
+    }[where]
+    moment = Moment("validation", step)
     start = one.once(folder, moment, unkilled.due, gently=True)
     assert start.code == 143 and start.inside, start.printed[-4000:]
-    newest = killing.newest_and_best(folder)["newest"]
-    assert killing.meta(newest)["steps"] == start.step
+    newest = killing.newest(folder)
+    assert killing.meta(newest)["steps"] == start.step == step
     one.end(folder)
     unkilled.equals(folder)
 
@@ -182,9 +198,10 @@ def test_sigterm_in_a_validation(one, unkilled, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_twenty_times(seed, one, unkilled, tmp_path):
-    """Five times a run; where a process reads the audio, too."""
+    """Six times a run; where a process reads the audio, and in the test too."""
     folder = tmp_path / "killed"
-    moments = killing.draw(seed, (*killing.KINDS, "checkpoint"))
+    moments = unkilled.draw(seed, (*killing.KINDS, "checkpoint"))
+    moments.append(Moment("scores"))
     one.end(folder, moments, unkilled.due, num_workers=seed % 2)
     unkilled.equals(folder)
 
@@ -206,7 +223,7 @@ def unkilled_two(two, tmp_path_factory):
 @pytest.mark.parametrize("seed", range(2))
 def test_two_processes_are_killed(seed, two, unkilled_two, tmp_path):
     folder = tmp_path / "killed"
-    moments = killing.draw(seed, killing.KINDS, longest_s=15)
+    moments = unkilled_two.draw(seed, killing.KINDS, longest_s=15)
     two.end(folder, moments, unkilled_two.due)
     unkilled_two.equals(folder)
 
@@ -215,10 +232,10 @@ def test_two_processes_are_killed(seed, two, unkilled_two, tmp_path):
 def test_two_processes_get_sigterm(two, unkilled_two, tmp_path):
     """From torchrun, whose own return code it is then."""
     folder = tmp_path / "terminated"
-    moment = Moment("lines", 3)
+    moment = Moment("line", 3)
     start = two.once(folder, moment, unkilled_two.due, gently=True)
     assert start.reached and start.code
-    newest = killing.newest_and_best(folder)["newest"]
+    newest = killing.newest(folder)
     assert killing.meta(newest)["steps"] == start.step
     two.end(folder)
     unkilled_two.equals(folder)
@@ -231,8 +248,8 @@ def test_a_frozen_encoder_that_keeps_its_states(starter, tmp_path):
     caches = tmp_path / "states", tmp_path / "other_states"
     run = whole(frozen, tmp_path / "a", encoder_cache_folder=caches[0])
     unkilled = next(run)
-    moments = [Moment("lines", 1), Moment("lines", 3, seconds=0.03)]
-    moments += killing.draw(7, ("delay", "checkpoint", "validation"))
+    moments = [Moment("line", 1), Moment("line", 3, seconds=0.03)]
+    moments += unkilled.draw(7, ("delay", "checkpoint", "validation"))
     cache = {"encoder_cache_folder": caches[1]}
     frozen.end(tmp_path / "b", moments, unkilled.due, **cache)
     unkilled.equals(tmp_path / "b")

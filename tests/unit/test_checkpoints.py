@@ -446,9 +446,14 @@ def test_the_first_save_tells_what_it_would_take(tmp_path):
     checkpointer = make(tmp_path)
     optimizer = trained(lambda groups: torch.optim.AdamW(groups), 500_000)[1]
     checkpointer.add_recoverable("optimizer", optimizer)
+    optimizer.add_param_group({"params": frozen(500_000)})
     checkpointer.add_recoverable("failing", Failing(OSError(28, "x")))
     with pytest.raises(OSError, match="about 6.0 MB .*There is no earlier"):
         save(checkpointer, 1)
+
+
+def frozen(n):
+    return [torch.nn.Parameter(torch.zeros(n), requires_grad=False)]
 
 
 def in_child(function, *args):
@@ -1032,6 +1037,10 @@ def rank(number, folder, queue):
         (folder / "save" / "tmp+CKPT+x").mkdir()
     dist.barrier()
     newest = checkpointer.newest().meta["CER"]
+    if number:
+        checkpointer.clean()
+        assert (folder / "save" / "tmp+CKPT+x").exists()
+    dist.barrier()
     checkpointer.clean()
     told = len(made), saved is None, len(warned), newest
     queue.put((number, seen, told, sb.utils.distributed.MAIN_PROC_ONLY))
@@ -1066,10 +1075,14 @@ def test_all_ranks_see_what_the_first_one_saves(tmp_path):
     ]
     for process in processes:
         process.start()
-    found = sorted(queue.get(timeout=60) for _ in processes)
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
+    try:
+        found = sorted(queue.get(timeout=60) for _ in processes)
+        for process in processes:
+            process.join(60)
+            assert process.exitcode == 0
+    finally:
+        for process in processes:
+            process.kill()
     first, second = found
     assert first[1] == second[1]
     assert [value for value, _ in first[1]] == [1, 2, 3]

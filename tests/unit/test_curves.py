@@ -40,18 +40,20 @@ def told(tmp_path):
 
 
 @pytest.fixture
-def panels(told, tmp_path, monkeypatch):
-    """The panels that are drawn of lines; any warning is an error."""
+def figures(monkeypatch):
+    """A list of the figures that are to be written, instead of files."""
+    found = []
+    monkeypatch.setattr(curves, "_write", lambda f, path: found.append(f))
+    return found
+
+
+@pytest.fixture
+def panels(told, tmp_path, figures):
+    """The panels that are drawn of lines."""
 
     def drawn(lines):
-        seen, write = [], curves._write
-        with monkeypatch.context() as patch, warnings.catch_warnings():
-            warnings.simplefilter("error")
-            patch.setattr(
-                curves, "_write", lambda f, p: (seen.append(f), write(f, p))
-            )
-            curves.draw(told(lines), tmp_path / "curves.png")
-        return seen[0].axes
+        curves.draw(told(lines), tmp_path / "curves.png")
+        return figures[-1].axes
 
     return drawn
 
@@ -105,12 +107,10 @@ def test_an_empty_file_holds_nothing(told):
 
 def test_a_missing_file_is_named(tmp_path):
     missing = tmp_path / "curves.jsonl"
-    for function in (
-        curves.read,
-        lambda path: curves.draw(path, tmp_path / "a.png"),
-    ):
-        with pytest.raises(FileNotFoundError, match="curves.jsonl"):
-            function(missing)
+    with pytest.raises(FileNotFoundError, match="curves.jsonl"):
+        curves.read(missing)
+    with pytest.raises(FileNotFoundError, match="curves.jsonl"):
+        curves.draw(missing, tmp_path / "a.png")
     assert not list(tmp_path.iterdir())
 
 
@@ -135,15 +135,16 @@ def test_four_panels_with_units_share_the_steps(panels):
 
 def test_each_figure_stands_at_its_step(panels):
     steps = [train_line(n, 1 / n, 10.0 * n, lr=n * 1e-5) for n in (2, 4)]
-    drawn = panels([*steps, valid_line(3, 20.0, 40.0, loss=0.5)])
+    drawn = panels([*steps, valid_line(5, 20.0, 40.0, loss=0.5)])
     assert line(drawn[LOSSES], "training") == ([2, 4], [0.5, 0.25])
-    assert line(drawn[LOSSES], "validation") == ([3], [0.5])
-    assert line(drawn[ERRORS], "WER") == ([3], [40.0])
-    assert line(drawn[ERRORS], "CER") == ([3], [20.0])
+    assert line(drawn[LOSSES], "validation") == ([5], [0.5])
+    assert line(drawn[ERRORS], "WER") == ([5], [40.0])
+    assert line(drawn[ERRORS], "CER") == ([5], [20.0])
     (rates,), (norms,) = drawn[RATES].lines, drawn[NORMS].lines
     assert rates.get_ydata().tolist() == [2e-5, 4e-5]
     assert norms.get_ydata().tolist() == [20.0, 40.0]
     assert labels(drawn[NORMS]) == []
+    assert drawn[NORMS].get_xlim() == (0, 5.05)
 
 
 @pytest.mark.parametrize(
@@ -166,12 +167,8 @@ def test_the_best_cer_is_marked(panels, rates, step, text):
 
 @pytest.mark.parametrize(
     "cers, wer, top",
-    [
-        ([900, 9], 20, 105),
-        ([40, 9], 180, 105),
-        ([60, 30], 90, None),
-        ([900, 300], 990, None),
-    ],
+    [([900, 9], 20, 105), ([40, 9], 180, 105)]
+    + [([60, 30], 90, None), ([900, 300], 990, None)],
 )
 def test_what_a_repeating_model_scores_squeezes_no_other(
     panels, cers, wer, top
@@ -241,14 +238,16 @@ def test_norms_stand_between_whole_decades(panels, norms, limits):
         "some figures",
     ],
 )
-def test_a_panel_without_figures_says_so(panels, tmp_path, lines, empty):
+def test_a_panel_without_figures_says_so(panels, figures, lines, empty):
     drawn = panels(lines)
     texts = [[text.get_text() for text in axes.texts] for axes in drawn]
     expected = [["none so far"] if n in empty else [] for n in range(4)]
     assert texts == expected
     ticks = [len(axes.get_yticks()) > 0 for axes in drawn]
     assert ticks == [n not in empty for n in range(4)]
-    assert (tmp_path / "curves.png").read_bytes().startswith(PNG)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figures[-1].canvas.draw()
 
 
 def test_of_a_long_run_few_points_are_drawn_and_no_outlier_is_lost(panels):
@@ -314,21 +313,19 @@ def test_means(values, half, expected):
 
 
 @pytest.mark.parametrize("n_steps", [1, 2, 18, 70_000])
-def test_rates_are_drawn_with_the_highest(tmp_path, monkeypatch, n_steps):
-    seen, write = [], curves._write
-    monkeypatch.setattr(
-        curves, "_write", lambda f, p: (seen.append(f), write(f, p))
-    )
+def test_rates_are_drawn_with_the_highest(tmp_path, figures, n_steps):
     rates = [2e-3 * min(n / 2, (2 / n) ** 0.5) for n in range(1, n_steps + 1)]
     curves.draw_rates(rates, tmp_path / "rates.png")
-    assert (tmp_path / "rates.png").read_bytes().startswith(PNG)
-    (axes,) = seen[0].axes
-    highest = f"{max(rates):.2e} at step {min(2, n_steps)}"
-    assert labels(axes) == [f"highest: {highest}"]
-    steps, drawn = (axes.lines[0].get_xdata(), axes.lines[0].get_ydata())
+    (axes,) = figures[0].axes
+    at = min(2, n_steps)
+    text = f"highest: {max(rates):.2e} at step {at}"
+    assert labels(axes) == [text]
+    assert line(axes, text) == ([at], [max(rates)])
+    steps, drawn = axes.lines[0].get_data()
     assert (steps[0], steps[-1]) == (1, n_steps)
     assert drawn.tolist() == [rates[step - 1] for step in steps]
     assert len(steps) == min(n_steps, curves.N_DRAWN)
+    assert axes.get_xlim() == pytest.approx((0, 1.01 * n_steps))
     assert axes.get_ylim()[0] == 0
 
 
@@ -360,6 +357,19 @@ def test_on_a_full_disk_the_picture_before_stays(told, tmp_path):
             call()
         assert (tmp_path / "a.png").read_bytes() == b"old"
         assert not (tmp_path / "a.png.tmp").is_symlink()
+
+
+def test_an_error_without_a_number_is_told_in_its_words(
+    told, tmp_path, monkeypatch
+):
+    def fails(*names):
+        raise OSError("encoder error -2 when writing image file")
+
+    monkeypatch.setattr(curves.os, "replace", fails)
+    for call in draw_both(tmp_path, told([STEP])):
+        with pytest.raises(OSError, match="a.png: encoder error -2.*free"):
+            call()
+    assert [path.name for path in tmp_path.iterdir()] == ["curves.jsonl"]
 
 
 def test_a_folder_that_is_gone_is_told(told, tmp_path):

@@ -18,7 +18,7 @@ NAN = float("nan")
     ids=["off", "equal", "counts anew", "min_delta", "not a number"],
 )
 def test_patience(patience, min_delta, values, stops):
-    stopping = EarlyStopping(patience, min_delta)
+    stopping = EarlyStopping("CER", patience, min_delta)
     found = []
     for value in values:
         stopping.heard(value)
@@ -27,12 +27,12 @@ def test_patience(patience, min_delta, values, stops):
 
 
 def test_what_was_seen_is_kept_and_patience_may_change(tmp_path):
-    one = EarlyStopping(2, 0.0)
+    one = EarlyStopping("CER", 2, 0.0)
     for value in (0.1 + 0.2, 5, 5):
         one.heard(value)
     assert one.should_stop
     one.save(tmp_path / "early_stopping.ckpt")
-    more = EarlyStopping(3, 0.0)
+    more = EarlyStopping("CER", 3, 0.0)
     more.load(tmp_path / "early_stopping.ckpt", end_of_epoch=False)
     assert (more.lowest, more.n_worse) == (0.1 + 0.2, 2)
     assert not more.should_stop
@@ -41,8 +41,19 @@ def test_what_was_seen_is_kept_and_patience_may_change(tmp_path):
 
 
 def test_nothing_seen_can_be_kept(tmp_path):
-    EarlyStopping(1, 0.0).save(tmp_path / "early_stopping.ckpt")
-    stopping = EarlyStopping(1, 0.0)
+    EarlyStopping("CER", 1, 0.0).save(tmp_path / "early_stopping.ckpt")
+    stopping = EarlyStopping("CER", 1, 0.0)
     stopping.load(tmp_path / "early_stopping.ckpt", end_of_epoch=True)
     stopping.heard(1e9)
     assert not stopping.should_stop
+
+
+def test_what_was_seen_of_another_metric_does_not_count(tmp_path):
+    one = EarlyStopping("CER", 2, 0.0)
+    one.heard(5.0)
+    one.heard(6.0)
+    one.save(tmp_path / "early_stopping.ckpt")
+    other = EarlyStopping("WER", 2, 0.0)
+    other.load(tmp_path / "early_stopping.ckpt", end_of_epoch=False)
+    other.heard(15.0)
+    assert (other.lowest, other.n_worse) == (15.0, 0)

@@ -1,10 +1,7 @@
 """What is planned, against what PyTorch takes; what a full device is told."""
 
-import errno
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,12 +13,12 @@ VOCABULARY = 51865
 N_PREFIX = 4
 # adaptation, checkpointing, precision, clips, seconds, tokens
 RUNS = [
-    ("full", False, "fp32", 3, 2.24, 48),
+    ("full", False, "fp32", 3, 2.24, 50),
     ("full", False, "bf16", 2, 5.0, 90),
     ("full", True, "fp32", 2, 5.0, 90),
-    ("full", True, "bf16", 3, 2.24, 48),
+    ("full", True, "bf16", 3, 2.24, 50),
     ("frozen_encoder", False, "fp32", 2, 1.92, 90),
-    ("frozen_encoder", False, "bf16", 3, 4.8, 48),
+    ("frozen_encoder", False, "bf16", 3, 4.8, 50),
     ("frozen_encoder", True, "bf16", 3, 1.92, 90),
 ]
 
@@ -145,9 +142,11 @@ def test_what_the_forward_pass_keeps(made, run):
     if whisper.freeze_encoder:
         assert in_encoder == 0
     else:
-        assert plan["encoder activations"] == pytest.approx(in_encoder, rel=0.1)
+        assert plan["encoder activations"] == pytest.approx(
+            in_encoder, rel=0.06
+        )
     assert plan["decoder activations"] == pytest.approx(
-        in_decoder + before, rel=0.1
+        in_decoder + before, rel=0.06
     )
     chunks = memory._loss_chunks(
         whisper.config, memory.BYTES[precision], n_clips * n_tokens
@@ -210,8 +209,18 @@ def test_the_peak_of_a_step(made, tmp_path, run):
     assert plan["weights"] == weights
     assert plan["optimizer"] == pytest.approx(moments, rel=1e-3)
     assert plan["gradients"] == sum(p.nbytes for p in trained)
-    above = plan["total"] - plan["weights"] - plan["optimizer"]
-    assert above == pytest.approx(most, rel=0.07)
+    assert plan["total"] == pytest.approx(weights + moments + most, rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_passes_through_a_frozen_layer(made, tmp_path, precision):
+    whisper = made("frozen_encoder", False)
+    layer, hidden = whisper.model.encoder.layers[0], torch.randn(8, 250, 144)
+    with torch.no_grad(), autocast(precision):
+        most = peak_bytes(lambda: layer(hidden, None), tmp_path / "trace")
+    plan = planned(whisper, False, precision, 8, 1.28, 20)
+    expected = hidden.nbytes + most
+    assert plan["encoder activations"] == pytest.approx(expected, rel=0.1)
 
 
 class Tokenizer:
@@ -292,7 +301,7 @@ def test_fp16_takes_as_much_as_bf16_and_less_than_fp32():
 
 
 def test_an_odd_number_of_samples_is_a_frame_more():
-    assert large(seconds=4.00001) == large(seconds=4.02)
+    assert large(seconds=4.001) == large(seconds=4.02)
 
 
 def test_a_frozen_encoder_is_heard_a_second_longer_up_to_its_context():
@@ -306,126 +315,6 @@ def test_a_frozen_encoder_is_heard_a_second_longer_up_to_its_context():
     assert heard(8) == trained
     passing = large(seconds=8, freeze_encoder=True)["encoder activations"]
     assert passing == large(freeze_encoder=True)["encoder activations"] > 0
-
-
-# Where it was too little
-
-
-GPU = torch.OutOfMemoryError(
-    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total "
-    "capacity of 79.10 GiB of which 1.20 GiB is free."
-)
-CPU = RuntimeError(
-    "[enforce fail at alloc_cpu.cpp:125] err == 0. DefaultCPUAllocator: can't "
-    "allocate memory: you tried to allocate 800000000 bytes. Error code 12 "
-    "(Cannot allocate memory)"
-)
-
-
-@pytest.mark.parametrize(
-    "error, expected",
-    [
-        (GPU, True),
-        (CPU, True),
-        (MemoryError(), True),
-        (RuntimeError("DefaultCPUAllocator: not enough memory: you"), True),
-        (RuntimeError("CUDA error: out of memory"), True),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
-        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
-        (RuntimeError("std::bad_alloc"), True),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
-        (OSError(errno.ENOSPC, "No space left on device"), False),
-        (OSError("out of memory"), False),
-        (RuntimeError("The size of tensor a (3) must match b (4)"), False),
-        (ValueError("out of memory"), False),
-        (RuntimeError(), False),
-        (KeyboardInterrupt(), False),
-    ],
-    ids=repr,
-)
-def test_is_out_of_memory(error, expected):
-    assert memory.is_out_of_memory(error) is expected
-
-
-def test_what_pytorch_itself_raises():
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(2**50)
-    assert memory.is_out_of_memory(caught.value)
-    assert "4503599.6 GB more did not fit" in told(caught.value)
-
-
-SETTINGS = {
-    "max_batch_length": 160,
-    "batch_size": 64,
-    "gradient_checkpointing": False,
-    "precision": "bf16",
-    "adaptation": "full",
-    "grad_accumulation_factor": 2,
-}
-
-
-def told(error=CPU, n_clips=20, context_s=8.0, device="cpu", **changed):
-    return memory.out_of_memory(
-        error,
-        [f"clip{n}" for n in range(n_clips)],
-        torch.linspace(7.61, 7.98, n_clips),
-        context_s,
-        61,
-        {**SETTINGS, **changed},
-        device,
-    )
-
-
-def test_the_message(monkeypatch):
-    monkeypatch.setattr(memory, "_peak_bytes", lambda device: 77.9e9)
-    monkeypatch.setattr(memory, "device_bytes", lambda device: 85e9)
-    assert told(GPU, device="cuda:0").splitlines() == [
-        "out of memory on cuda:0: 2.7 GB more did not fit",
-        "  batch: 20 clip(s) of 7.6 to 8.0 s (clip0, clip1, clip2, clip3, "
-        "clip4, …), encoder context 8.0 s, longest label 61 tokens",
-        "  memory: 77.9 GB at its peak, 85.0 GB in all",
-        "  settings: max_batch_length=160, batch_size=64, "
-        "gradient_checkpointing=False, precision=bf16, adaptation=full, "
-        "grad_accumulation_factor=2",
-        "  remedy: set --max_batch_length=80 or --gradient_checkpointing=True"
-        "; --grad_accumulation_factor=4 keeps a step's size",
-    ]
-
-
-CHECKPOINTING = "--gradient_checkpointing=True"
-
-
-@pytest.mark.parametrize(
-    "n_clips, context_s, changed, remedies",
-    [
-        (20, 8.0, {}, ["--max_batch_length=80", CHECKPOINTING]),
-        (10, 8.0, {}, ["--max_batch_length=40", CHECKPOINTING]),
-        (64, 1.0, {}, ["--batch_size=32", CHECKPOINTING]),
-        (3, 8.0, {"max_batch_length": 0}, ["--batch_size=1", CHECKPOINTING]),
-        (2, 0.32, {}, ["--max_batch_length=1", CHECKPOINTING]),
-        (
-            20,
-            8.0,
-            {"gradient_checkpointing": True, "precision": "fp32"},
-            ["--max_batch_length=80", "--precision=bf16"],
-        ),
-        (1, 30.0, {}, [CHECKPOINTING, "--adaptation=frozen_encoder"]),
-    ],
-)
-def test_remedies(n_clips, context_s, changed, remedies):
-    line = told(CPU, n_clips, context_s, **changed).splitlines()[-1]
-    found, _, accumulation = line.partition(";")
-    assert found == f"  remedy: set {' or '.join(remedies)}"
-    assert bool(accumulation) == (n_clips > 1)
-
-
-def test_nothing_is_left_to_lower():
-    message = memory.out_of_memory(MemoryError(), [], [], 30.0, 0, {}, "cpu")
-    assert "out of memory on cpu\n" in message
-    assert "0 clip(s)" in message
-    assert message.endswith(
-        "a smaller whisper_hub, or a device with more memory"
-    )
 
 
 @pytest.mark.parametrize(
@@ -455,30 +344,3 @@ def test_a_limit_counts_as_the_device(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "CGROUPS", limits)
     assert memory.device_bytes("cpu") == 123456789
     assert memory.device_bytes("meta") is None
-
-
-FULL = """
-import resource, sys
-import torch
-from local import memory
-peak = memory._peak_bytes("cpu")
-resource.setrlimit(resource.RLIMIT_AS, (9 * 10**9, 9 * 10**9))
-try:
-    torch.zeros(5 * 10**9)
-except RuntimeError as error:
-    assert memory.is_out_of_memory(error), error
-    print(memory.out_of_memory(error, ["a"], [1.0], 1.28, 9, {}, "cpu"))
-assert 50e6 < peak < 9e9, peak
-"""
-
-
-def test_a_process_that_is_really_full():
-    answer = subprocess.run(
-        [sys.executable, "-c", FULL],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert answer.returncode == 0, answer.stderr
-    assert "out of memory on cpu: 20.0 GB more did not fit" in answer.stdout
-    assert "9.0 GB in all" in answer.stdout

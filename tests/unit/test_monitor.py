@@ -99,6 +99,17 @@ def test_too_many_in_a_row_are_not_forgiven_for_a_good_one(make):
         one.step(4, 1, 0.1, figures(1.0), 4)
 
 
+def test_what_was_skipped_before_a_kill_counts(make, tmp_path):
+    one = make(every=20, patience=3)
+    for step in range(1, 5):
+        one.step(step, 1, 0.1, figures(NAN, norm=NAN), 4)
+    one.step(5, 1, 0.1, figures(1.0), 4)
+    one.save(tmp_path / "monitor.ckpt")
+    rest = make(every=20, patience=3, step=5, state=tmp_path / "monitor.ckpt")
+    with pytest.raises(ValueError, match="of 4 steps in a row"):
+        rest.validated(6, 1, 0.1, {"CER": 1.0}, {})
+
+
 def test_lines_are_the_same_however_often_a_run_was_killed(make, tmp_path):
     """Saved at step 3, within a line; killed at step 5, after another."""
     steps = {n: (0.1 * n, figures(n / 3, norm=1 / n)) for n in range(1, 9)}

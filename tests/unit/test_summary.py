@@ -1,5 +1,6 @@
 """What a run will do, told before its first step."""
 
+import multiprocessing
 import re
 import time
 
@@ -49,8 +50,8 @@ RUN = {
         ),
         (
             {},
-            "memory      about 8.2 GB of 80.0 GB a process at most: "
-            "weights 8.0 GB, logits 200 MB",
+            "memory      about 8.2 GB of 80.0 GB a process at most: weights 8.0 GB, "
+            "logits\n            200 MB",
         ),
         (
             {"device_bytes": None},
@@ -61,7 +62,9 @@ RUN = {
     ],
 )
 def test_lines(changed, line):
-    assert line in summary.describe(**{**RUN, **changed}).splitlines()
+    told = summary.describe(**{**RUN, **changed})
+    assert f"{line}\n" in f"{told}\n"
+    assert max(map(len, told.splitlines())) <= 80
 
 
 def test_phases_add_up_and_begin_with_the_process():
@@ -80,18 +83,41 @@ def test_phases_add_up_and_begin_with_the_process():
     assert re.fullmatch(pattern, str(phases))
 
 
+def test_a_process_is_as_old_as_it_is():
+    """A child's age is its own; its folder in /proc tells no such thing."""
+    fork = multiprocessing.get_context("fork")
+    queue = fork.SimpleQueue()
+    child = fork.Process(
+        target=lambda: queue.put((time.sleep(0.3), summary._process_seconds()))
+    )
+    mine = summary._process_seconds()
+    child.start()
+    child.join()
+    _, age = queue.get()
+    assert 0.28 < age < 0.28 + summary._process_seconds() - mine
+
+
 def test_without_proc_the_imports_are_not_told(monkeypatch):
     def fails(path):
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(summary.os, "stat", fails)
+    monkeypatch.setattr(summary.Path, "read_text", fails)
     phases = Phases()
     phases.done("corpus")
     assert list(phases.seconds) == ["corpus"]
 
 
 @pytest.mark.parametrize(
-    "n_bytes, text", [(2.3e9, "2.3 GB"), (154e6, "154 MB"), (5e6, "5 MB")]
+    "seconds, text",
+    [
+        (0.04, "corpus 0.0 s"),
+        (31.04, "corpus 31.0 s"),
+        (99.96, "corpus 1.7 min"),
+        (3600, "corpus 60.0 min"),
+        (10800, "corpus 3.0 h"),
+    ],
 )
-def test_sizes(n_bytes, text):
-    assert summary.size(n_bytes) == text
+def test_long_phases(seconds, text):
+    phases = Phases()
+    phases.seconds = {"corpus": seconds}
+    assert str(phases) == text

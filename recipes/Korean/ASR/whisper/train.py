@@ -11,7 +11,6 @@ each other thing that a run decides in the file of local/ that bears its name.
 
 import sys
 from functools import partial
-from pathlib import Path
 
 import torch
 from hyperpyyaml import load_hyperpyyaml
@@ -181,7 +180,7 @@ class ASR(loop.Loop):
                 self.train_sampler,
                 self.hparams.lr_schedule,
                 self.hparams.output_folder,
-                self.valid_loader.dataset.data.values(),
+                self.loaders[sb.Stage.VALID].dataset.data.values(),
                 self.longest,
                 self.tokenizer,
                 precision=self.precision,
@@ -244,7 +243,7 @@ class ASR(loop.Loop):
             metric = self.hparams.best_metric
             self.validated(scores, self.train_sampler.shares, metric)
             return
-        name, folder = self.test_name, Path(self.hparams.output_folder)
+        name, folder = self.test_name, self.monitor.folder
         self.test_scores[name] = scores
         if if_main_process():
             metrics.write_scores(folder / "scores", name, records, scores)
@@ -253,12 +252,6 @@ class ASR(loop.Loop):
             stats_meta={"test set": name},
             test_stats={k: scores[k] for k in ("loss", *metrics.RATES)},
         )
-
-    def on_evaluate_start(self, max_key=None, min_key=None):
-        """Loads the best weights, and nothing else."""
-        best = self.checkpointer.best()
-        if best is not None:
-            self.whisper.load(best.paramfiles["whisper"], end_of_epoch=True)
 
     def test(self, test_sets, contexts, suffix=""):
         """Scores every test set at each of some contexts."""
@@ -429,14 +422,13 @@ def main():
     untouched = not checkpointer.list_checkpoints() and not brain.test_only
     if hparams["score_before_training"] and untouched:
         brain.test(tests, ["full"], suffix=".untouched")
-    with brain.interrupts:
-        brain.fit(
-            hparams["epoch_counter"],
-            train,
-            valid,
-            train_loader_kwargs=hparams["train_loader_kwargs"],
-            valid_loader_kwargs=hparams["test_loader_kwargs"],
-        )
+    brain.fit(
+        hparams["epoch_counter"],
+        train,
+        valid,
+        train_loader_kwargs=hparams["train_loader_kwargs"],
+        valid_loader_kwargs=hparams["test_loader_kwargs"],
+    )
     brain.test(tests, ["full", "true_length"])
     if if_main_process():
         print(f"\n{metrics.table(brain.test_scores)}\n")

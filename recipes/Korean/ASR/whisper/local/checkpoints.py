@@ -4,15 +4,11 @@ In: what a run hangs on; a folder, how many to keep, the score that decides.
 Out: folders CKPT+…; which of them is the newest, and which the best.
 """
 
-# A checkpoint is a folder that SpeechBrain's own Checkpointer could list:
-#
+# A folder, made and removed under a temporary name:
 #   CKPT.yaml              written last: scores, time, bytes of all other files
 #   <name>.ckpt            of each recoverable: JSON or plain text
 #   model.safetensors      beside whisper.ckpt: the trained weights
 #   optimizer.safetensors  beside optimizer.ckpt: the tensors of its state
-#
-# It is made, and removed, under a temporary name. A run that is killed leaves
-# whole checkpoints, and perhaps one folder of that name for ``clean``.
 
 import errno
 import logging
@@ -37,11 +33,11 @@ from speechbrain.utils.distributed import (
 from speechbrain.utils.logger import get_logger
 
 logger = get_logger(__name__)
-
 TEMPORARY = "tmp+"  # before the name: not the prefix that is looked for
 YAML_END = "...\n"  # without it the file was cut
 NEEDED = {"unixtime", "end-of-epoch", "files"}
 DAMAGE = (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError)
+SETTINGS = ("weight_decay", "lr_multiplier")  # a run's own go before saved ones
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -206,6 +202,10 @@ class Checkpointer(checkpoints.Checkpointer):
                     t for one in obj.state.values() for t in one.values()
                 ]
         return sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
+
+    def find_checkpoint(self, *arguments, **options):
+        """As the stock one; the same on every rank, whatever its disk shows."""
+        return ddp_broadcast(super().find_checkpoint(*arguments, **options))
 
     def list_checkpoints(self):
         """All whole checkpoints, by name; warns once of each damaged one.
@@ -375,8 +375,9 @@ def _difference(saved, optimizer):
 
 
 def _like(own, saved):
-    """A saved group with an own one's parameters and tuples."""
-    group = {**saved, "params": own["params"]}
+    """A saved group with an own one's parameters, settings and tuples."""
+    settings = {k: own[k] for k in SETTINGS if k in own and k in saved}
+    group = {**saved, **settings, "params": own["params"]}
     tuples = [k for k in group if isinstance(own.get(k), tuple)]
     return {**group, **{k: tuple(group[k]) for k in tuples}}
 

@@ -5,6 +5,7 @@ Out: PNG files, whole or not there; neither a window nor a display is needed.
 """
 
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -264,6 +265,8 @@ def _figure(heights_in):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    # SpeechBrain logs all that anyone says, and matplotlib says much of fonts.
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
     left, right, top, bottom = MARGINS_IN.values()
     n = len(heights_in)
     height = sum(heights_in) + n * top + bottom

@@ -20,13 +20,16 @@ class EarlyStopping:
 
     Arguments
     ---------
+    metric : str
+        Its name: what was seen of another one does not count.
     patience : int
         Validations without a better one, then stop; 0: never.
     min_delta : float
         What a metric must fall by to be better, in its own unit.
     """
 
-    def __init__(self, patience, min_delta):
+    def __init__(self, metric, patience, min_delta):
+        self.metric = metric
         self.patience, self.min_delta = patience, min_delta
         self.lowest, self.n_worse = float("inf"), 0
 
@@ -45,7 +48,11 @@ class EarlyStopping:
     @mark_as_saver
     def save(self, path):
         """Writes what was seen."""
-        seen = {"lowest": self.lowest, "n_worse": self.n_worse}
+        seen = {
+            "metric": self.metric,
+            "lowest": self.lowest,
+            "n_worse": self.n_worse,
+        }
         Path(path).write_text(json.dumps(seen), encoding="utf-8")
 
     @mark_as_loader
@@ -53,4 +60,5 @@ class EarlyStopping:
         """Reads what ``save`` wrote."""
         del end_of_epoch
         seen = json.loads(Path(path).read_text(encoding="utf-8"))
-        self.lowest, self.n_worse = seen["lowest"], seen["n_worse"]
+        if seen["metric"] == self.metric:
+            self.lowest, self.n_worse = seen["lowest"], seen["n_worse"]

@@ -18,6 +18,7 @@ from speechbrain.utils.checkpoints import (
     mark_as_saver,
     register_checkpoint_hooks,
 )
+from speechbrain.utils.distributed import ddp_broadcast
 from speechbrain.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -57,16 +58,36 @@ class Loop(sb.Brain):
         self.seed, self.valid_interval_steps = seed, valid_interval_steps
         self.early_stopping, self.monitor = early_stopping, monitor
         self.interrupts = interrupts.Interrupts(self.ckpt_interval_minutes)
+        if self.debug and not self.debug_persistently:
+            monitor.folder = Path(self.checkpointer.checkpoints_dir)
         self.epoch, self.n_steps, self.rate = 0, 0, 0.0
+        self.loaders = {}
         self.validated_step = self.saved_step = 0
 
     def make_dataloader(self, dataset, stage, **loader_kwargs):
         """As the stock one; workers leave SIGTERM to the trainer."""
-        loader_kwargs["worker_init_fn"] = interrupts.ignore
+        if stage != sb.Stage.TEST:
+            loader_kwargs["worker_init_fn"] = interrupts.ignore
         loader = super().make_dataloader(dataset, stage, **loader_kwargs)
-        if stage == sb.Stage.VALID:
-            self.valid_loader = loader
+        self.loaders[stage] = loader
         return loader
+
+    def fit(self, *arguments, **options):
+        """As the stock one; hears SIGTERM to its end."""
+        with self.interrupts:
+            try:
+                super().fit(*arguments, **options)
+                if any(ranks.gather(self.interrupts.asked)):
+                    self.leave()
+            finally:
+                self._end_workers()
+
+    def _end_workers(self):
+        # At exit they would be sent the signal that they do not hear.
+        for loader in self.loaders.values():
+            iterator = getattr(loader, "_speechbrain_iterator", None)
+            if hasattr(iterator, "_shutdown_workers"):
+                iterator._shutdown_workers()
 
     def _train_loader_specifics(self, dataset, loader_kwargs):
         return loader_kwargs  # the stock hook would share the clips out again
@@ -89,6 +110,14 @@ class Loop(sb.Brain):
 
     def tell_plan(self):
         """Before the first step; for a subclass to say what will be done."""
+
+    def on_evaluate_start(self, max_key=None, min_key=None):
+        """Loads the weights of the best checkpoint, and nothing else."""
+        best = ddp_broadcast(self.checkpointer.best())
+        if best is not None:
+            for name in self.modules:
+                module = self.checkpointer.recoverables[name]
+                module.load(best.paramfiles[name], end_of_epoch=True)
 
     @property
     def n_micro_batches(self):
@@ -115,20 +144,21 @@ class Loop(sb.Brain):
         self.on_stage_start(sb.Stage.TRAIN, epoch)
         self.modules.train()
         self.zero_grad()
+        # Before a validation that is due: its checkpoint tells where this is.
+        batches = iter(train_set)
         self.between_steps()
         if self._optimizer_step_limit_exceeded:
             return
-        for batch in self.monitor.timed(train_set):
+        for batch in self.monitor.timed(batches):
             self.step += 1
             ranks.seed(self.seed, epoch, self.step)
             with self.explained(batch):
                 self.fit_batch(batch)
+            is_last = self.debug and self.step == self.debug_batches
             if self.completes_a_step:
                 with self.monitor.aside():
                     self.between_steps()
-            if self._optimizer_step_limit_exceeded or (
-                self.debug and self.step == self.debug_batches
-            ):
+            if is_last or self._optimizer_step_limit_exceeded:
                 return
 
     @contextlib.contextmanager
@@ -141,7 +171,7 @@ class Loop(sb.Brain):
         n = self.optimizer_step
         if n and self.valid_interval_steps:
             if n % self.valid_interval_steps == 0:
-                self._fit_valid(self.valid_loader, self.epoch, True)
+                self._fit_valid(self.loaders[sb.Stage.VALID], self.epoch, True)
         save, end = self.interrupts.after(n)
         if self.ckpt_interval_steps:
             save |= n % self.ckpt_interval_steps == 0
@@ -163,7 +193,8 @@ class Loop(sb.Brain):
                     break
                 self.evaluate_batch(batch, sb.Stage.VALID)
             if any(ranks.gather(self.interrupts.asked)):
-                self.save()
+                if self.saved_step < self.optimizer_step:
+                    self.save()
                 self.leave()
             self.on_stage_end(sb.Stage.VALID, None, epoch)
             self.modules.train()

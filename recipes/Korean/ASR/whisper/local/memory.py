@@ -1,14 +1,11 @@
-"""Memory: what a training step needs, and what to say where it was too little.
+"""What a training step needs of memory, before anything is run.
 
-In: a model's configuration and a batch's shape; or an error and its batch.
-Out: bytes by part, before anything is run; or a message with a remedy.
+In: a model's configuration and a batch's shape.
+Out: bytes by part; what a device has.
 """
 
 import contextlib
-import errno
 import os
-import re
-import sys
 from pathlib import Path
 
 import torch
@@ -17,11 +14,6 @@ from local import loss, model
 
 FP32 = 4  # bytes a number
 BYTES = {"fp32": FP32, "bf16": 2, "fp16": 2}
-N_NAMED = 5  # clips of a batch that a message names
-# What libraries say where they raise a plain RuntimeError.
-SAID = ("out of memory", "defaultcpuallocator", "alloc_failed", "bad_alloc")
-ASKED = re.compile(r"to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)", re.I)
-UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 CGROUPS = (  # limits of a container or a batch job on Linux
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
@@ -127,13 +119,17 @@ def _activations(
         clip = _encoder(config, low, n_frames)
         encoder = _kept(n_clips, *clip, checkpointing)
     clip = _decoder(config, low, n_tokens, n_frames)
-    return passing, encoder, _kept(n_clips, *clip, checkpointing)
+    kept, again = _kept(n_clips, *clip, checkpointing)
+    if checkpointing or low == FP32:  # else each layer has casts of its own
+        kept += n_clips * FP32 * n_frames * config.d_model  # encoder states
+    return passing, encoder, (kept, again)
 
 
 def _kept(n_clips, n_layers, layer, layer_input, ends, checkpointing):
     """Bytes that wait for the backward pass, and that it computes again."""
     if checkpointing:
-        return n_clips * (ends + n_layers * layer_input), n_clips * layer
+        again = n_clips * (layer - layer_input)
+        return n_clips * (ends + n_layers * layer_input), again
     return n_clips * (ends + n_layers * layer), 0
 
 
@@ -159,7 +155,7 @@ def _encoder(config, low, n_frames):
         2 * n_frames * config.num_mel_bins * low  # input of conv1
         + 2 * 2 * frames  # its output, twice the frames, and that of GELU
         + frames  # output of conv2
-        + 2 * fp32  # last layer norm, its input and output
+        + fp32  # input of the last layer norm
     )
     return config.encoder_layers, layer, fp32, ends
 
@@ -239,110 +235,6 @@ def _loss_chunks(config, low, n_tokens):
     return n_chunks * FP32 * n_rows * config.vocab_size
 
 
-def is_out_of_memory(error):
-    """Whether an exception says that the device or the host was full."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(s in text for s in SAID)
-
-
-def out_of_memory(
-    error, ids, durations_s, context_s, n_tokens, settings, device
-):
-    """What to tell where a training batch did not fit.
-
-    Arguments
-    ---------
-    error : Exception
-        For which ``is_out_of_memory`` holds.
-    ids : sequence of str
-        Of the batch's clips.
-    durations_s : sequence of float
-        Of each of them.
-    context_s : float
-        Of the encoder, for each of them.
-    n_tokens : int
-        Of the longest label.
-    settings : dict
-        Name to present value, of those that decide about memory; remedies
-        come from "max_batch_length", "batch_size", "gradient_checkpointing",
-        "precision", "adaptation" and "grad_accumulation_factor", as far as
-        they are there.
-    device : str or torch.device
-
-    Returns
-    -------
-    str
-        The batch, the memory, the settings and what to set, a line each.
-    """
-    asked = ASKED.search(str(error))
-    if asked:
-        n_bytes = float(asked[1]) * UNITS[asked[2].lower()]
-        asked = f": {readable(n_bytes)} more did not fit"
-    told = [f"{name}={value}" for name, value in settings.items()]
-    lines = [
-        f"out of memory on {device}{asked or ''}",
-        f"batch: {_batch(ids, durations_s, context_s, n_tokens)}",
-        f"memory: {_usage(device)}",
-        f"settings: {', '.join(told) or 'unknown'}",
-        f"remedy: {_remedy(settings, len(ids), context_s)}",
-    ]
-    return "\n  ".join(lines)
-
-
-def _batch(ids, durations_s, context_s, n_tokens):
-    names = ", ".join(map(str, ids[:N_NAMED]))
-    if len(ids) > N_NAMED:
-        names += ", …"
-    lengths = sorted(float(seconds) for seconds in durations_s) or [0.0]
-    return (
-        f"{len(ids)} clip(s) of {lengths[0]:.1f} to {lengths[-1]:.1f} s "
-        f"({names}), encoder context {context_s:.1f} s, longest label "
-        f"{n_tokens} tokens"
-    )
-
-
-def _usage(device):
-    peak, total = _peak_bytes(device), device_bytes(device)
-    told = [] if peak is None else [f"{readable(peak)} at its peak"]
-    told += [] if total is None else [f"{readable(total)} in all"]
-    return ", ".join(told) or "unknown"
-
-
-def _remedy(settings, n_clips, context_s):
-    """The settings to change, with values."""
-    smaller = _smaller_batch(settings, n_clips, context_s)
-    ways = [smaller] if smaller else []
-    if settings.get("gradient_checkpointing") is False:
-        ways.append("--gradient_checkpointing=True")
-    if settings.get("precision") == "fp32":
-        ways.append("--precision=bf16")
-    if not smaller and settings.get("adaptation") == "full":
-        ways.append("--adaptation=frozen_encoder")
-    if not ways:
-        return "a smaller whisper_hub, or a device with more memory"
-    text = f"set {' or '.join(ways)}"
-    factor = settings.get("grad_accumulation_factor")
-    if smaller and factor:
-        text += f"; --grad_accumulation_factor={2 * factor} keeps a step's size"
-    return text
-
-
-def _smaller_batch(settings, n_clips, context_s):
-    """Half of the limit that this batch has met; None for a single clip."""
-    if n_clips < 2:
-        return None
-    most = settings.get("batch_size")
-    length_s = settings.get("max_batch_length")
-    if length_s and not (most and n_clips >= most):
-        half_s = min(length_s, n_clips * context_s) / 2
-        return f"--max_batch_length={max(1, int(half_s))}"
-    return f"--batch_size={n_clips // 2}"
-
-
 def readable(n_bytes):
     """Bytes as GB, or as MB where that is less than one; at least 1 MB."""
     if n_bytes < 999.5e6:
@@ -379,15 +271,3 @@ def device_bytes(device):
         pages = os.sysconf("SC_PHYS_PAGES")
         limits.append(pages * os.sysconf("SC_PAGE_SIZE"))
     return min(limits, default=None)
-
-
-def _peak_bytes(device):
-    """What this process has had at most; None where nobody tells."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak

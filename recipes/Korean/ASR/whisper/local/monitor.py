@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from local import curves
+from local import curves, files
 from speechbrain.utils.checkpoints import (
     mark_as_loader,
     mark_as_saver,
@@ -62,8 +62,9 @@ class Monitor:
         self.totals = [0.0, 0.0]  # nats and tokens since the last validation
         self.counts = {"skipped": 0, "failed": 0}  # since the run began
         self.n_in_row = self.most_in_row = 0  # skipped steps
-        self.offset = None  # bytes of curves.jsonl at the checkpoint
+        self.offset = 0  # bytes of curves.jsonl at the checkpoint
         self.wait_s = self.train_s = self.n_clips = 0
+        self.since = time.monotonic()
 
     def begin(self, step, n_steps, nonfinite_patience, show):
         """Opens the bar; takes back what a killed run told too much.
@@ -84,14 +85,16 @@ class Monitor:
             unit="step",
             dynamic_ncols=True,
             smoothing=0,  # the time left counts validations in
-            disable=not show,
+            disable=None if show else True,  # None: where there is a terminal
         )
         if not if_main_process():
             return
         path = self.folder / CURVES
         size = path.stat().st_size if path.exists() else 0
-        if size > (self.offset or 0):
-            os.truncate(path, self.offset or 0)
+        if size > self.offset:
+            os.truncate(path, self.offset)
+        elif size < self.offset:
+            logger.warning("%s has lost lines of before step %d", path, step)
         if self.with_tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -108,21 +111,28 @@ class Monitor:
     def timed(self, loader):
         """The batches of a loader; times the wait for each."""
         iterator = iter(loader)
+        self.since = time.monotonic()
         while True:
             start = time.monotonic()
             batch = next(iterator, None)
-            if batch is None:
-                return
             self.wait_s += time.monotonic() - start
+            if batch is None:
+                break
             yield batch
-            self.train_s += time.monotonic() - start
+        self._clock()
+
+    def _clock(self):
+        """Counts what has passed as time of the training."""
+        now = time.monotonic()
+        self.train_s += now - self.since
+        self.since = now
 
     @contextlib.contextmanager
     def aside(self):
         """A validation or a checkpoint: no time of the training."""
-        start = time.monotonic()
+        self._clock()
         yield
-        self.train_s -= time.monotonic() - start
+        self.since = time.monotonic()
 
     def step(self, step, epoch, rate, figures, n_clips):
         """Takes in a step; tells those of ``log_interval_steps`` together.
@@ -141,6 +151,8 @@ class Monitor:
         ------
         ValueError
             ``nonfinite_patience`` steps in a row changed nothing.
+        OSError
+            A file cannot be written; tells which.
         """
         self.on_device.append(figures)
         self.n_clips += n_clips
@@ -148,15 +160,19 @@ class Monitor:
         if step % self.log_interval_steps:
             return
         self._fetch()
+        self._clock()
         self._tell(step, epoch, rate)
         self.window = []
+        self._require_finite(step)
+
+    def _require_finite(self, step):
         if self.most_in_row >= self.nonfinite_patience:
             raise ValueError(
                 f"the gradients of {self.most_in_row} steps in a row, shortly "
                 f"before step {step}, were not finite, and nonfinite_patience="
                 f"{self.nonfinite_patience}; go on from the last checkpoint "
-                "with a lower lr or longer warmup_steps, with precision=bf16 "
-                "instead of fp16, or without the clips of these steps"
+                "with a lower lr or longer warmup_steps, or with precision="
+                "bf16 instead of fp16"
             )
 
     def _fetch(self):
@@ -213,6 +229,7 @@ class Monitor:
             Name to number: of the validation; of the batches of this epoch.
         """
         self._fetch()
+        self._require_finite(step)
         nats, tokens = self.totals
         self.totals = [0.0, 0.0]
         train = {"loss": nats / max(tokens, 1), **shares, **self.counts}
@@ -223,7 +240,7 @@ class Monitor:
         if if_main_process():
             try:
                 curves.draw(self.folder / CURVES, self.folder / PICTURE)
-            except OSError as error:  # no picture is worth a run
+            except Exception as error:  # no picture is worth a run
                 logger.warning("no learning curves were drawn: %s", error)
 
     def _log(self, where, **stats):
@@ -249,12 +266,17 @@ class Monitor:
         """Writes what the next lines will be made of."""
         self._fetch()
         curves_file = self.folder / CURVES
+        offset = 0
+        if curves_file.exists():
+            files.sync(curves_file)
+            offset = curves_file.stat().st_size
         state = {
             "window": self.window,
             "totals": self.totals,
             "counts": self.counts,
             "n_in_row": self.n_in_row,
-            "offset": curves_file.stat().st_size if curves_file.exists() else 0,
+            "most_in_row": self.most_in_row,
+            "offset": offset,
         }
         Path(path).write_text(json.dumps(state), encoding="utf-8")
 

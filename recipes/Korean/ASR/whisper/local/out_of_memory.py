@@ -1,23 +1,31 @@
 """What to say when a batch did not fit into memory.
 
-In: a batch and its context; the settings that memory hangs on.
+In: an error, its batch, the settings that memory hangs on.
 Out: an error that names the batch, the peak, and what to lower.
 """
 
 import contextlib
-import resource
+import errno
+import re
+import sys
 
 import torch
 
+from local.memory import device_bytes, readable
+
+N_NAMED = 5  # clips of a batch that a message names
 SETTINGS = (
     "max_batch_length",
     "batch_size",
     "grad_accumulation_factor",
     "gradient_checkpointing",
+    "precision",
+    "adaptation",
 )
-N_NAMED = 5  # clips of a batch
 # What libraries say where they raise a plain RuntimeError.
-SAID = ("out of memory", "can't allocate memory", "alloc_failed", "bad_alloc")
+SAID = ("out of memory", "defaultcpuallocator", "alloc_failed", "bad_alloc")
+ASKED = re.compile(r"to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)", re.I)
+UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 @contextlib.contextmanager
@@ -29,7 +37,7 @@ def explained(batch, context_s, settings, device):
     batch : PaddedBatch
         With ``id``, ``duration`` and ``tokens_bos``.
     context_s : float
-        What the encoder was given for each clip.
+        Of the encoder, for each clip.
     settings : dict
         Names of ``SETTINGS`` to their values.
     device : str
@@ -37,47 +45,130 @@ def explained(batch, context_s, settings, device):
     Raises
     ------
     RuntimeError
-        In place of torch.OutOfMemoryError, or of what a CPU's allocator says.
+        In place of what ``is_out_of_memory`` knows.
     """
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
+    except (MemoryError, OSError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise RuntimeError(_told(batch, context_s, settings, device)) from error
+        n_tokens = batch.tokens_bos.data.shape[1]
+        of_batch = batch.id, batch.duration, context_s, n_tokens
+        told = out_of_memory(error, *of_batch, settings, device)
+        raise RuntimeError(told) from error
 
 
 def is_out_of_memory(error):
-    """Whether an exception tells of too little memory."""
-    kinds = (torch.OutOfMemoryError, MemoryError)
-    told = str(error).lower()
-    return isinstance(error, kinds) or any(said in told for said in SAID)
+    """Whether an exception says that the device or the host was full."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(s in text for s in SAID)
 
 
-def _told(batch, context_s, settings, device):
-    ids, durations_s = batch.id, [float(s) for s in batch.duration]
-    shown = ", ".join(ids[:N_NAMED]) + ", …" * (len(ids) > N_NAMED)
-    now = ", ".join(f"{name}={settings[name]}" for name in SETTINGS)
-    remedies = []
-    if len(ids) > 1:
-        remedies.append(f"--max_batch_length={context_s * len(ids) / 2:.0f}")
-    if not settings["gradient_checkpointing"]:
-        remedies.append("--gradient_checkpointing=True")
-    remedies = " or ".join(remedies) or "a smaller model or a larger GPU"
+def out_of_memory(
+    error, ids, durations_s, context_s, n_tokens, settings, device
+):
+    """What to tell where a training batch did not fit.
+
+    Arguments
+    ---------
+    error : Exception
+        For which ``is_out_of_memory`` holds.
+    ids : sequence of str
+        Of the batch's clips.
+    durations_s : sequence of float
+        Of each of them.
+    context_s : float
+        Of the encoder, for each of them.
+    n_tokens : int
+        Of the longest label.
+    settings : dict
+        Name to present value, of those that decide about memory; remedies
+        come from "max_batch_length", "batch_size", "gradient_checkpointing",
+        "precision", "adaptation" and "grad_accumulation_factor", as far as
+        they are there.
+    device : str or torch.device
+
+    Returns
+    -------
+    str
+        The batch, the memory, the settings and what to set, a line each.
+    """
+    asked = ASKED.search(str(error))
+    if asked:
+        n_bytes = float(asked[1]) * UNITS[asked[2].lower()]
+        asked = f": {readable(n_bytes)} more did not fit"
+    told = [f"{name}={value}" for name, value in settings.items()]
+    lines = [
+        f"out of memory on {device}{asked or ''}",
+        f"batch: {_batch(ids, durations_s, context_s, n_tokens)}",
+        f"memory: {_usage(device)}",
+        f"settings: {', '.join(told) or 'unknown'}",
+        f"remedy: {_remedy(settings, len(ids), context_s)}",
+    ]
+    return "\n  ".join(lines)
+
+
+def _batch(ids, durations_s, context_s, n_tokens):
+    names = ", ".join(map(str, ids[:N_NAMED]))
+    if len(ids) > N_NAMED:
+        names += ", …"
+    lengths = sorted(float(seconds) for seconds in durations_s) or [0.0]
     return (
-        f"out of memory on {device} at {len(ids)} clips ({shown}) of "
-        f"{min(durations_s):.1f} to {max(durations_s):.1f} s at a context of "
-        f"{context_s:.2f} s, with labels of up to "
-        f"{batch.tokens_bos.data.shape[1]} tokens; the peak so far is "
-        f"{_peak(device)}. Now {now}; try {remedies}. With smaller batches a "
-        "larger grad_accumulation_factor keeps the size of a step"
+        f"{len(ids)} clip(s) of {lengths[0]:.1f} to {lengths[-1]:.1f} s "
+        f"({names}), encoder context {context_s:.1f} s, longest label "
+        f"{n_tokens} tokens"
     )
 
 
-def _peak(device):
-    if device.startswith("cuda"):
-        total = torch.cuda.get_device_properties(device).total_memory
-        peak = torch.cuda.max_memory_allocated(device)
-        return f"{peak / 1e9:.1f} of {total / 1e9:.1f} GB"
-    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return f"{kib * 1024 / 1e9:.1f} GB"
+def _usage(device):
+    peak, total = _peak_bytes(device), device_bytes(device)
+    told = [] if peak is None else [f"{readable(peak)} at its peak"]
+    told += [] if total is None else [f"{readable(total)} in all"]
+    return ", ".join(told) or "unknown"
+
+
+def _remedy(settings, n_clips, context_s):
+    """The settings to change, with values."""
+    smaller = _smaller_batch(settings, n_clips, context_s)
+    ways = [smaller] if smaller else []
+    if settings.get("gradient_checkpointing") is False:
+        ways.append("--gradient_checkpointing=True")
+    if settings.get("precision") == "fp32":
+        ways.append("--precision=bf16")
+    if not smaller and settings.get("adaptation") == "full":
+        ways.append("--adaptation=frozen_encoder")
+    if not ways:
+        return "a smaller whisper_hub, or a device with more memory"
+    text = f"set {' or '.join(ways)}"
+    factor = settings.get("grad_accumulation_factor")
+    if smaller and factor:
+        text += f"; --grad_accumulation_factor={2 * factor} keeps a step's size"
+    return text
+
+
+def _smaller_batch(settings, n_clips, context_s):
+    """Half of the limit that this batch has met; None for a single clip."""
+    if n_clips < 2:
+        return None
+    most = settings.get("batch_size")
+    length_s = settings.get("max_batch_length")
+    if length_s and not (most and n_clips >= most):
+        half_s = min(length_s, n_clips * context_s) / 2
+        return f"--max_batch_length={max(1, int(half_s))}"
+    return f"--batch_size={n_clips // 2}"
+
+
+def _peak_bytes(device):
+    """What this process has had at most; None where nobody tells."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

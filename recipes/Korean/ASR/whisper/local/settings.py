@@ -247,7 +247,10 @@ def _combinations(plain, given):
 def _other_checkpoints(plain):
     """A save folder that holds the weights of another model."""
     for path in sorted(Path(plain["save_folder"]).glob("CKPT+*/whisper.ckpt")):
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:  # a damaged one is passed over
+            continue
         different = [
             f"{name}={saved[name]!r}, this run has {plain[name]!r}"
             for name in saved

@@ -5,10 +5,9 @@ Out: a block of lines for the terminal; the seconds of each phase of start-up.
 """
 
 import os
+import textwrap
 import time
 from pathlib import Path
-
-import torch
 
 from local import curves, dataio, memory
 from speechbrain.utils.logger import get_logger
@@ -22,34 +21,39 @@ class Phases:
 
     def __init__(self):
         self.seconds = {}
-        self.last = time.time()
-        started = _process_started()
-        if started is not None:
-            self.seconds["imports"] = self.last - started
+        self.last = time.monotonic()
+        lived_s = _process_seconds()
+        if lived_s is not None:
+            self.seconds["imports"] = lived_s
 
     def done(self, name):
         """What has passed since the last call was ``name``."""
-        now = time.time()
+        now = time.monotonic()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self.last
         self.last = now
 
     def __str__(self):
-        return ", ".join(f"{k} {v:.1f} s" for k, v in self.seconds.items())
+        return ", ".join(f"{k} {_lasted(v)}" for k, v in self.seconds.items())
 
 
-def _process_started():
-    """Unix time of this process' start; None where the system has no /proc."""
+def _process_seconds():
+    """How long this process has lived; None where the system has no /proc."""
     try:
-        return os.stat(f"/proc/{os.getpid()}").st_ctime
-    except OSError:
+        stat = Path("/proc/self/stat").read_text()
+        ticks = int(stat.rpartition(")")[2].split()[19])  # since the boot
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return now_s - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):  # macOS has no boot time either
         return None
 
 
-def size(n_bytes):
-    """Bytes as a person reads them: 2.31 GB, 154 MB."""
-    if n_bytes < 1e9:
-        return f"{n_bytes / 1e6:.0f} MB"
-    return f"{n_bytes / 1e9:.1f} GB"
+def _lasted(seconds):
+    """6.1 s, 4.2 min, 3.0 h."""
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    if seconds < 99.95 * 60:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def tell(
@@ -106,11 +110,8 @@ def tell(
         context_samples=int(batches.contexts[0]),
         n_tokens=dataio.N_PREFIX + n_text,
     )
-    device_bytes = None
-    if device.startswith("cuda"):
-        device_bytes = torch.cuda.get_device_properties(device).total_memory
     told = describe(
-        model=" ".join(map(str, whisper.identity.values())),
+        model="{whisper_hub}, {adaptation}".format(**whisper.identity),
         n_trained=n_trained,
         n_frozen=n_frozen,
         train_s=batches.durations_s,
@@ -119,7 +120,7 @@ def tell(
         n_ranks=batches.n_ranks,
         precision=precision,
         n_bytes=n_bytes,
-        device_bytes=device_bytes,
+        device_bytes=memory.device_bytes(device),
         **of_run,
     )
     logger.info("the run:\n%s\n%s", told, schedule.table(n_steps))
@@ -158,7 +159,7 @@ def describe(
     n_bytes : dict
         Part to bytes, "total" among them, as ``memory.plan`` gives them.
     device_bytes : int or None
-        Of a GPU.
+        Of a GPU, or what a process may take of the host.
     phases : Phases
 
     Returns
@@ -168,11 +169,11 @@ def describe(
     n_weights = n_trained + n_frozen
     share = 100 * n_trained / max(n_weights, 1)
     parts = ", ".join(
-        f"{part} {size(n)}"
+        f"{part} {memory.readable(n)}"
         for part, n in n_bytes.items()
         if part != "total" and n >= 5e5
     )
-    there = f" of {size(device_bytes)}" if device_bytes else ""
+    there = f" of {memory.readable(device_bytes)}" if device_bytes else ""
     rows = {
         "model": f"{model}, {precision}",
         "trained": f"{_millions(n_trained)} of {_millions(n_weights)} "
@@ -184,11 +185,14 @@ def describe(
         "a step": f"{len(train_s) * n_epochs / max(n_steps, 1):.1f} clips, "
         f"{sum(train_s) * n_epochs / max(n_steps, 1):.1f} s of audio on average, "
         f"over {n_ranks} process{'es' if n_ranks > 1 else ''}",
-        "memory": f"about {size(n_bytes['total'])}{there} a process at most: "
+        "memory": f"about {memory.readable(n_bytes['total'])}{there} a process at most: "
         f"{parts}",
         "start-up": str(phases),
     }
-    return "\n".join(f"{name:<12}{text}" for name, text in rows.items())
+    return "\n".join(
+        textwrap.fill(f"{name:<12}{text}", 80, subsequent_indent=" " * 12)
+        for name, text in rows.items()
+    )
 
 
 def _millions(n):
