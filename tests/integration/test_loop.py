@@ -96,6 +96,29 @@ def test_the_log_and_the_picture_show_the_run(validated):
     assert picture.startswith(b"\x89PNG") and len(picture) > 10_000
 
 
+def test_the_published_settings_for_eight_gpus(here, tmp_path, recipe):
+    """As the README gives them; smaller where a size is meant."""
+    readme = (recipe / "README.md").read_text(encoding="utf-8")
+    (line,) = re.findall(
+        r"^torchrun .*--early_stopping_patience.*$", readme, re.M
+    )
+    given = dict(re.findall(r"--(\w+)=(\S+)", line))
+    for name in ("nproc_per_node", "corpus", "data_folder"):
+        del given[name]
+    sizes = {"batch_size": 4, "max_batch_length": 0}
+    sizes |= {"valid_interval_steps": 2, "valid_max_utterances": 3}
+    assert sizes.keys() < given.keys()
+    here(tmp_path, **{**given, **sizes, "log_interval_steps": 1})
+    steps, valid = curves(tmp_path)
+    n = len(steps)
+    w = max(1, round(0.05 * n))
+    assert steps[w - 1]["lr"] == 5e-5
+    last = 5e-5 * (1 + math.cos(math.pi * (n - w) / (n - w + 1))) / 2
+    assert steps[-1]["lr"] == pytest.approx(last, rel=1e-12)
+    assert [row["step"] for row in valid] == [*range(2, n, 2), n]
+    assert len(checkpoints(tmp_path)) in (5, 6)
+
+
 def test_a_run_that_does_not_improve_ends_early_and_stays_ended(here, tmp_path):
     settings = {"early_stopping_patience": 2, "early_stopping_min_delta": 1000}
     settings |= {**RUN, **EVERY_4, "number_of_epochs": 9, "keep_last": 1}

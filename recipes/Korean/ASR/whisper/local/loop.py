@@ -80,6 +80,7 @@ class Loop(sb.Brain):
                 if any(ranks.gather(self.interrupts.asked)):
                     self.leave()
             finally:
+                self.monitor.end()
                 self._end_workers()
 
     def _end_workers(self):
@@ -238,7 +239,6 @@ class Loop(sb.Brain):
             "SIGTERM: saved at step %d; the same command goes on from there",
             self.optimizer_step,
         )
-        self.monitor.end()
         sys.exit(interrupts.EXIT_CODE)
 
     @mark_as_saver

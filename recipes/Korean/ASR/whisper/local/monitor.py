@@ -103,8 +103,9 @@ class Monitor:
             )
 
     def end(self):
-        """Closes the bar and the event file."""
-        self.bar.close()
+        """Closes the bar and the event file, if they are open."""
+        if self.bar is not None:
+            self.bar.close()
         if self.tensorboard:
             self.tensorboard.close()
 
