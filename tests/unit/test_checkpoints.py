@@ -25,7 +25,7 @@ import torch.distributed as dist
 import yaml
 from conftest import logged
 from hyperpyyaml import load_hyperpyyaml
-from local import checkpoints, files
+from local import checkpoints, files, optimizer_state
 from local.checkpoints import Checkpointer
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -798,7 +798,7 @@ def test_the_files_of_an_optimizer(tmp_path):
     """Its tensors by parameter and name; JSON without parameters' numbers."""
     optimizer = trained(AdamW)[1]
     path = tmp_path / "optimizer.ckpt"
-    checkpoints.save_optimizer(optimizer, path)
+    optimizer_state.save(optimizer, path)
     tensors = load_file(tmp_path / "optimizer.safetensors")
     kinds = ("step", "exp_avg", "exp_avg_sq")
     assert tensors.keys() == {f"state.{n}.{k}" for n in range(4) for k in kinds}
@@ -834,11 +834,11 @@ OTHERS = [  # an optimizer that is not the saved one, what is said
 @pytest.mark.parametrize(("build", "n", "wanted"), OTHERS)
 def test_another_optimizer_is_told(tmp_path, build, n, wanted):
     path = tmp_path / "optimizer.ckpt"
-    checkpoints.save_optimizer(trained(AdamW)[1], path)
+    optimizer_state.save(trained(AdamW)[1], path)
     other = trained(build, n)[1]
     before = exactly(copy.deepcopy(other.state_dict()))
     with pytest.raises(ValueError) as raised:
-        checkpoints.load_optimizer(other, path, True)
+        optimizer_state.load(other, path, True)
     text = str(raised.value)
     assert text.startswith(f"{path} is of another optimizer: ")
     assert wanted in text and "choose another output_folder" in text
@@ -1092,3 +1092,17 @@ def test_all_ranks_see_what_the_first_one_saves(tmp_path):
     assert second[2] == (0, True, 0, 2.0)
     assert first[3] == second[3] == 0
     assert len(os.listdir(tmp_path / "save")) == 3
+
+
+def test_a_folder_of_damaged_checkpoints_alone_is_not_begun_anew(tmp_path):
+    one = make(tmp_path, keep_last=2)
+    for value in (1, 2):
+        save(one, value)
+    for path in tmp_path.glob("CKPT+*/model.safetensors"):
+        path.write_bytes(path.read_bytes()[:10])
+    with pytest.raises(ValueError, match="none of its 2 checkpoints is whole"):
+        make(tmp_path).clean()
+    shutil.rmtree(next(tmp_path.glob("CKPT+*")))
+    with pytest.raises(ValueError, match="none of its 1 checkpoints is whole"):
+        make(tmp_path).clean()
+    make(tmp_path / "other").clean()

@@ -359,6 +359,8 @@ def main():
             hparams = load_hyperpyyaml(file, overrides)
         if if_main_process():
             held = files.lock(hparams["output_folder"])  # noqa: F841
+        checkpointer = hparams["checkpointer"]
+        checkpointer.clean()
     except (FileNotFoundError, ValueError) as error:
         sys.exit(f"train.py: {error}")
     if "ckpt_interval_steps" in run_opts.overridden_args:
@@ -368,8 +370,6 @@ def main():
         hyperparams_to_save=hparams_file,
         overrides=overrides,
     )
-    checkpointer = hparams["checkpointer"]
-    checkpointer.clean()
     if run_opts["test_only"] and checkpointer.best() is None:
         sys.exit(f"train.py: no checkpoint tells its {hparams['best_metric']}")
     tokenizer = model.load_tokenizer(hparams["whisper_hub"])

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from local import files
+from local import files, optimizer_state
 from speechbrain.utils import checkpoints
 from speechbrain.utils.checkpoints import DEFAULT_SAVE_HOOKS, ckpt_recency
 from speechbrain.utils.distributed import (
@@ -37,7 +37,6 @@ TEMPORARY = "tmp+"  # before the name: not the prefix that is looked for
 YAML_END = "...\n"  # without it the file was cut
 NEEDED = {"unixtime", "end-of-epoch", "files"}
 DAMAGE = (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError)
-SETTINGS = ("weight_decay", "lr_multiplier")  # a run's own go before saved ones
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -197,7 +196,11 @@ class Checkpointer(checkpoints.Checkpointer):
         tensors = []
         for obj in self.recoverables.values():
             if isinstance(obj, torch.optim.Optimizer):
-                tensors += [p for p in _parameters(obj) if p.requires_grad]
+                tensors += [
+                    p
+                    for p in optimizer_state.parameters(obj)
+                    if p.requires_grad
+                ]
                 tensors += [
                     t for one in obj.state.values() for t in one.values()
                 ]
@@ -249,7 +252,14 @@ class Checkpointer(checkpoints.Checkpointer):
         )
 
     def clean(self):
-        """Removes what killed runs have left; no other run may be there."""
+        """Removes what killed runs have left; no other run may be there.
+
+        Raises
+        ------
+        ValueError
+            There are checkpoints, and all are damaged: to begin anew is for
+            the user to decide.
+        """
         if not if_main_process():
             return
         for path in sorted(self.checkpoints_dir.glob(f"{TEMPORARY}*")):
@@ -258,6 +268,12 @@ class Checkpointer(checkpoints.Checkpointer):
                 logger.warning("removed %s, which a killed run had left", path)
             except OSError as error:
                 logger.warning("%s cannot be removed: %s", path, error)
+        if not self.list_checkpoints() and self.warned:
+            raise ValueError(
+                f"save_folder='{self.checkpoints_dir}': none of its "
+                f"{len(self.warned)} checkpoints is whole; bring one back, "
+                "choose another output_folder, or remove them to begin anew"
+            )
 
 
 @main_process_only
@@ -308,81 +324,6 @@ def _gb(n_bytes):
 
 
 @main_process_only
-def save_optimizer(optimizer, path):
-    """Writes an optimizer's state; shapes stand for its parameters."""
-    state = optimizer.state_dict()
-    pairs = zip(state["param_groups"], _shapes(optimizer))
-    saved = {
-        "optimizer": type(optimizer).__name__,
-        "groups": [{**group, "params": shapes} for group, shapes in pairs],
-        "state": {str(key): one for key, one in state["state"].items()},
-    }
-    files.save_state(saved, Path(path))
-
-
-def load_optimizer(optimizer, path, end_of_epoch):
-    """Reads what ``save_optimizer`` wrote, exact to the bit.
-
-    Raises
-    ------
-    ValueError
-        The files are damaged, or of another optimizer; tells what differs.
-    """
-    del end_of_epoch
-    saved = files.load_state(Path(path))
-    different = _difference(saved, optimizer)
-    if different:
-        raise ValueError(
-            f"{path} is of another optimizer: {different}. Go on with the "
-            "settings it was saved with, or choose another output_folder"
-        )
-    state = {int(key): one for key, one in saved["state"].items()}
-    own = optimizer.state_dict()["param_groups"]
-    groups = [_like(mine, one) for mine, one in zip(own, saved["groups"])]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
-    for n, parameter in enumerate(_parameters(optimizer)):
-        for name, tensor in state.get(n, {}).items():
-            if isinstance(tensor, torch.Tensor):  # cast by the stock method
-                own = optimizer.state[parameter]
-                own[name] = tensor.to(own[name].device)
-
-
-def _parameters(optimizer):
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _shapes(optimizer):
-    """Of the parameters of each group."""
-    groups = [group["params"] for group in optimizer.param_groups]
-    return [[list(p.shape) for p in group] for group in groups]
-
-
-def _difference(saved, optimizer):
-    """What a saved optimizer is, and this one is not; "" if nothing."""
-    kinds = saved.get("optimizer"), type(optimizer).__name__
-    if kinds[0] != kinds[1]:
-        return "it is {}, this run has {}".format(*kinds)
-    both = [group["params"] for group in saved["groups"]], _shapes(optimizer)
-    sizes = [[len(group) for group in groups] for groups in both]
-    if sizes[0] != sizes[1]:
-        return "its groups have {} parameters, this run's {}".format(*sizes)
-    for n, groups in enumerate(zip(*both)):
-        for m, shapes in enumerate(zip(*groups)):
-            if shapes[0] != shapes[1]:
-                text = "parameter {} of group {} has the shape {}, here {}"
-                return text.format(m, n, *shapes)
-    return ""
-
-
-def _like(own, saved):
-    """A saved group with an own one's parameters, settings and tuples."""
-    settings = {k: own[k] for k in SETTINGS if k in own and k in saved}
-    group = {**saved, **settings, "params": own["params"]}
-    tuples = [k for k in group if isinstance(own.get(k), tuple)]
-    return {**group, **{k: tuple(group[k]) for k in tuples}}
-
-
-@main_process_only
 def save_scaler(scaler, path):
     """Writes a gradient scaler's numbers."""
     files.save_state(scaler.state_dict(), Path(path))
@@ -395,6 +336,6 @@ def load_scaler(scaler, path, end_of_epoch):
 
 
 HOOKS = (
-    (torch.optim.Optimizer, load_optimizer, save_optimizer),
+    (torch.optim.Optimizer, optimizer_state.load, optimizer_state.save),
     (torch.amp.GradScaler, load_scaler, save_scaler),
 )

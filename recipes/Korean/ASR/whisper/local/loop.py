@@ -148,7 +148,7 @@ class Loop(sb.Brain):
         # Before a validation that is due: its checkpoint tells where this is.
         batches = iter(train_set)
         self.between_steps()
-        if self._optimizer_step_limit_exceeded:
+        if self.ended():
             return
         for batch in self.monitor.timed(batches):
             self.step += 1
@@ -159,8 +159,22 @@ class Loop(sb.Brain):
             if self.completes_a_step:
                 with self.monitor.aside():
                     self.between_steps()
-            if is_last or self._optimizer_step_limit_exceeded:
+            if is_last or self.ended():
                 return
+
+    def ended(self):
+        """Whether the run has ended before its last epoch; says why."""
+        stopping = self.early_stopping
+        if stopping.should_stop:
+            logger.info(
+                "training ended at step %d: %s was not lower by more than %s "
+                "in %d validations",
+                self.validated_step,
+                stopping.metric,
+                stopping.min_delta,
+                stopping.n_worse,
+            )
+        return self._optimizer_step_limit_exceeded
 
     @contextlib.contextmanager
     def explained(self, batch):
@@ -218,13 +232,6 @@ class Loop(sb.Brain):
         self.early_stopping.heard(scores[metric])
         self.monitor.validated(n, self.epoch, self.rate, scores, shares)
         self.save(self.step == self.n_micro_batches, **scores)
-        if self.early_stopping.should_stop:
-            logger.info(
-                "%s has not fallen in %d validations: training ends at step %d",
-                metric,
-                self.early_stopping.n_worse,
-                n,
-            )
 
     def save(self, end_of_epoch=False, **meta):
         """Keeps a checkpoint; its meta tells where it was made."""

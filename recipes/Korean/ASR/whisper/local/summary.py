@@ -124,6 +124,12 @@ def tell(
         **of_run,
     )
     logger.info("the run:\n%s\n%s", told, schedule.table(n_steps))
+    if schedule.n_warmup(n_steps) > n_steps:
+        logger.warning(
+            "warmup_steps=%s are more than the run's %d: it never reaches lr",
+            schedule.warmup_steps,
+            n_steps,
+        )
 
 
 def describe(
