@@ -4,8 +4,7 @@ import json
 import re
 
 import pytest
-import torch
-from outputs import checkpoints, scores
+from outputs import scores
 
 CONTEXT, STEP = 5 * 16000, 5120  # samples: the model's context, the grid
 BUDGET_S = 20
@@ -89,23 +88,6 @@ def test_a_score_does_not_depend_on_the_batch(trained, here):
         loss, other_loss = flat.pop("loss"), other_flat.pop("loss")
         assert loss == pytest.approx(other_loss, rel=1e-6)
         assert flat == other_flat
-
-
-@pytest.mark.parametrize("trained", ["mixed"], indirect=True)
-def test_a_run_goes_on_in_the_middle_of_an_epoch(trained, here, tmp_path):
-    """With the batches that are left, in their order, to the same bits."""
-    name, whole = trained
-    n_first = sum(epoch == 1 for epoch, _ in whole.seen)
-    settings = {"encoder_context": name, "max_batch_length": BUDGET_S}
-    settings |= {"number_of_epochs": EPOCHS, "ckpt_interval_steps": n_first + 3}
-    here(tmp_path, stop_after_step=n_first + 5, **settings)
-    assert len(checkpoints(tmp_path)) == 2  # of epoch 1, and of 3 steps more
-    rest = here(tmp_path, **settings)
-    assert rest.seen == whole.seen[n_first + 3 :]
-    assert rest.encoded == whole.encoded[n_first + 3 :]
-    for key, tensor in whole.trained.items():
-        assert torch.equal(rest.trained[key], tensor), key
-    assert scores(tmp_path) == scores(whole.output_folder)
 
 
 def test_a_frozen_encoder_knows_its_full_context_alone(here, tmp_path):

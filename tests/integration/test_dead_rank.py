@@ -23,7 +23,7 @@ def of_rank(rank):
     return pid
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_process_that_dies_ends_the_others(
     rank, recipe, small, hub, tmp_path
 ):

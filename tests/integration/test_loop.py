@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 LR = 0.002
 N_STEPS = 18  # two epochs of 34 clips, four to a batch
 RUN = {"number_of_epochs": 2, "batch_size": 4, "max_batch_length": 0}
-RUN |= {"valid_csv": "train.csv"}  # 34 clips, instead of one
+RUN |= {"valid_csv": "train.csv", "valid_max_utterances": 3}
 RUN |= {"lr": LR, "log_interval_steps": 1, "encoder_context": "true_length"}
-EVERY_4 = {"valid_interval_steps": 4, "valid_max_utterances": 3}
+EVERY_4 = {"valid_interval_steps": 4}
 
 
 @pytest.fixture(scope="module")
@@ -282,6 +282,7 @@ def test_two_runs_into_one_folder_are_refused(here, tmp_path, recipe):
     assert not (tmp_path / "log.txt").exists()
 
 
+@pytest.mark.slow
 def test_tensorboard_takes_back_what_a_killed_run_told(here, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing import event_accumulator

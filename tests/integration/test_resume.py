@@ -146,6 +146,7 @@ def test_killed_three_times(one, unkilled, tmp_path):
     unkilled.equals(folder)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_cut_in_half_is_passed_over(
     one, unkilled, tmp_path
 ):
