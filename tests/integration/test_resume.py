@@ -165,6 +165,7 @@ def test_a_checkpoint_that_is_cut_in_half_is_passed_over(
     unkilled.equals(folder)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_ends_with_143(one, unkilled, tmp_path):
     """Where nothing else would save: what is compared hangs on no interval."""
     folder, never = tmp_path / "terminated", {"ckpt_interval_steps": 0}
