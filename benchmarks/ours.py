@@ -116,12 +116,14 @@ class Trainer:
         brain, data, loader_kwargs = take(
             settings, {**lever, **batches, "num_workers": workers}
         )
-        brain.on_fit_start()
         self.loader = brain.make_dataloader(
             data if by_disk else in_memory(data),
             sb.Stage.TRAIN,
             **loader_kwargs,
         )
+        with mock.patch.object(train.ASR, "tell_plan"):
+            brain.on_fit_start()
+        brain.interrupts.interval_s = 0  # no checkpoints
         self.brain, self.settings, self.epoch = brain, settings, 0
         # What is compiled or kept in the first epoch is no part of the rest.
         self.slow_to_warm = name in ("compile", "frozen_cached")
@@ -136,9 +138,14 @@ class Trainer:
     def __call__(self):
         """One epoch of Brain's own loop."""
         steps_before = self.brain.optimizer_step
+        self.brain.monitor.totals = [0.0, 0.0]
         answer = self._epoch(stop=None)
         steps = self.brain.optimizer_step - steps_before
-        told = {k: float(v) for k, v in self.brain.train_stats.items()}
+        self.brain.monitor.fetch()
+        nats, tokens = self.brain.monitor.totals
+        shares = self.brain.train_sampler.shares
+        told = {k: float(v) for k, v in shares.items()}
+        told["loss"] = nats / tokens
         clips_per_step = self.settings.n_clips / steps
         return answer | told | {"clips_per_step": clips_per_step}
 
@@ -149,6 +156,7 @@ class Trainer:
         stopwatch.start()
         self.brain._fit_train(waited, epoch=self.epoch, enable=False)
         seconds = stopwatch.seconds()
+        self.brain.step = 0
         working_s = seconds - waited.first_s
         return {
             "seconds": seconds,

@@ -160,7 +160,7 @@ class Monitor:
         self.bar.update()
         if step % self.log_interval_steps:
             return
-        self._fetch()
+        self.fetch()
         self._clock()
         self._tell(step, epoch, rate)
         self.window = []
@@ -176,7 +176,7 @@ class Monitor:
                 "bf16 instead of fp16"
             )
 
-    def _fetch(self):
+    def fetch(self):
         """Figures from the device; the host waits for all steps so far."""
         if not self.on_device:
             return
@@ -229,7 +229,7 @@ class Monitor:
         scores, shares : dict
             Name to number: of the validation; of the batches of this epoch.
         """
-        self._fetch()
+        self.fetch()
         self._require_finite(step)
         nats, tokens = self.totals
         self.totals = [0.0, 0.0]
@@ -265,7 +265,7 @@ class Monitor:
     @mark_as_saver
     def save(self, path):
         """Writes what the next lines will be made of."""
-        self._fetch()
+        self.fetch()
         curves_file = self.folder / CURVES
         offset = 0
         if curves_file.exists():
