@@ -112,7 +112,10 @@ def test_modes(settings, here, tmp_path):
     assert scores(tmp_path)["n_utterances"] > 0
 
 
-@pytest.mark.parametrize("yaml", ["train_large_v3", "train_turbo"])
+@pytest.mark.parametrize(
+    "yaml",
+    ["train_large_v3", pytest.param("train_turbo", marks=pytest.mark.slow)],
+)
 def test_published_settings(yaml, run, corpus, tmp_path):
     run(
         f"hparams/{yaml}.yaml",
