@@ -365,7 +365,7 @@ def test_an_error_without_a_number_is_told_in_its_words(
     def fails(*names):
         raise OSError("encoder error -2 when writing image file")
 
-    monkeypatch.setattr(curves.os, "replace", fails)
+    monkeypatch.setattr(curves.files.os, "replace", fails)
     for call in draw_both(tmp_path, told([STEP])):
         with pytest.raises(OSError, match="a.png: encoder error -2.*free"):
             call()

@@ -168,7 +168,8 @@ class ASR(loop.Loop):
         context_s = (
             self.train_sampler.contexts[self.step - 1] / audio.SAMPLE_RATE
         )
-        present = {k: getattr(self.hparams, k) for k in out_of_memory.SETTINGS}
+        now = {**vars(self.hparams), **vars(self)}  # run options go first
+        present = {k: now[k] for k in out_of_memory.SETTINGS}
         return out_of_memory.explained(batch, context_s, present, self.device)
 
     def tell_plan(self):

@@ -6,10 +6,11 @@ Out: PNG files, whole or not there; neither a window nor a display is needed.
 
 import json
 import logging
-import os
 from pathlib import Path
 
 import numpy as np
+
+from local import files
 
 NAN = float("nan")
 # Okabe and Ito's colours: told apart by colour-blind readers, too.
@@ -330,16 +331,5 @@ def _along_steps(axes, last):
 
 
 def _write(figure, picture):
-    """Writes a PNG beside its place, then renames it."""
-    temporary = picture.with_name(f"{picture.name}.tmp")
-    try:
-        figure.savefig(temporary, format="png")
-        os.replace(temporary, picture)
-    except OSError as error:
-        raise OSError(
-            error.errno,
-            f"cannot write {picture}: {error.strerror or error}; free space "
-            "there or choose another folder",
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with files.replacing(picture, binary=True) as file:
+        figure.savefig(file, format="png")

@@ -25,18 +25,20 @@ TENSOR = "$tensor"  # its value in JSON: the name in the safetensors file
 
 
 @contextlib.contextmanager
-def replacing(path: Path):
+def replacing(path: Path, binary=False):
     """Opens a temporary file that replaces ``path`` at the end of the block.
 
     Arguments
     ---------
     path : Path
         What stood there stays until then, and stays if writing fails.
+    binary : bool
+        Bytes instead of text.
 
     Yields
     ------
     file
-        UTF-8 text, line ends as written.
+        UTF-8 text, line ends as written; or bytes.
 
     Raises
     ------
@@ -44,15 +46,16 @@ def replacing(path: Path):
         It cannot be written, for example on a full disk; names the path.
     """
     temporary = path.with_name(f"{path.name}.tmp")
+    options = {} if binary else {"encoding": "utf-8", "newline": ""}
     try:
-        with open(temporary, "w", encoding="utf-8", newline="") as file:
+        with open(temporary, "wb" if binary else "w", **options) as file:
             yield file
         os.replace(temporary, path)
     except OSError as error:
         raise OSError(
             error.errno,
-            f"cannot write {path}: {error.strerror}; free space there or "
-            "choose another folder",
+            f"cannot write {path}: {error.strerror or error}; free space there "
+            "or choose another folder",
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
