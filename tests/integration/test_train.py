@@ -35,6 +35,7 @@ def test_a_run_leaves_its_files(trained):
     assert set(flat) == {
         *("CER", "CER_no_space", "WER", "sWER", "CER_raw", "WER_raw"),
         *("loss", "n_utterances", "n_reference_chars", "n_failed"),
+        "text_policy",
     }
     lines = (folder / "scores/test.jsonl").read_text().splitlines()
     assert len(lines) == flat["n_utterances"] > 0

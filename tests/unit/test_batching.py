@@ -476,3 +476,73 @@ def test_another_plan_does_not_go_on_within_an_epoch(changed, named, tmp_path):
     plan.load(path, end_of_epoch=True)  # the next epoch begins another plan
     saved(tmp_path)
     plan.load(path, end_of_epoch=False)
+
+
+# Weights
+
+
+def epochs(weights, n_epochs, **options):
+    """How often each epoch holds each clip."""
+    durations = np.linspace(1, 9, len(weights))
+    arguments = (durations, 4, 0, "true_length", 30.0, 3)
+    batches = Batches(*arguments, weights=weights, **options)
+    counts = []
+    for epoch in range(1, n_epochs + 1):
+        batches.set_epoch(epoch)
+        drawn = np.concatenate(batches.batches)
+        counts.append(np.bincount(drawn, minlength=len(weights)))
+    return np.array(counts), batches
+
+
+def test_a_weight_is_how_often_an_epoch_holds_a_clip():
+    counts, _ = epochs([2.0] * 40 + [0.5] * 40 + [1.0] * 40, 50)
+    assert (counts[:, :40] == 2).all()
+    assert (counts[:, 80:] == 1).all()
+    assert set(counts[:, 40:80].ravel()) == {0, 1}
+    assert counts.sum(axis=1).tolist() == [140] * 50
+    assert (counts[:, 40:80].mean(axis=0) > 0.2).all()  # others in each epoch
+
+
+def test_weights_of_one_change_nothing():
+    ones, batches = epochs([1.0] * 30, 2)
+    assert (ones == 1).all()
+    assert batches.n_steps(5, 1) == 5 * len(batches)
+
+
+def test_the_steps_of_weighted_epochs_are_counted_before():
+    weights = list(np.linspace(0.1, 2.3, 61))
+    _, batches = epochs(weights, 1)
+    n_batches = []
+    for epoch in range(1, 6):
+        batches.set_epoch(epoch)
+        n_batches.append(len(batches.batches))
+    assert batches.n_steps(5, 1) == sum(n_batches)
+
+
+def test_weights_without_a_clip_are_refused():
+    with pytest.raises(ValueError, match="raise the weight"):
+        epochs([0.01] * 5, 1)
+
+
+CORPORA = [
+    {"corpus": "zeroth", "weight": 2},
+    {"corpus": "manifest", "name": "calls"},
+]
+
+
+@pytest.mark.parametrize(
+    "names, corpora, expected",
+    [
+        (["zeroth", "calls", "zeroth"], CORPORA, [2.0, 1.0, 2.0]),
+        (["zeroth", "calls"], [], None),
+        (["calls"], CORPORA[1:], None),
+    ],
+)
+def test_weights_of_rows(names, corpora, expected):
+    rows = [{"corpus": name} for name in names]
+    assert batching.weights(rows, corpora) == expected
+
+
+def test_a_clip_of_no_corpus_is_an_error():
+    with pytest.raises(ValueError, match="'other'.*zeroth, calls"):
+        batching.weights([{"corpus": "other"}], CORPORA)

@@ -13,7 +13,7 @@ import jiwer
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from local import metrics
+from local import metrics, text
 from local.metrics import Record, score, space_normalized
 
 from speechbrain.dataio.batch import PaddedBatch
@@ -96,6 +96,10 @@ def test_counts():
     assert scores["n_utterances"] == 2
     assert scores["n_reference_chars"] == len("네 가요")
     assert scores["n_failed"] == 1
+
+
+def test_the_text_policy_is_named():
+    assert score([])["text_policy"] == text.POLICY == "korean-1"
 
 
 def test_records_of_a_batch():

@@ -191,7 +191,7 @@ def test_ksponspeech_reads_any_text(any_text, form):
 
 @given(any_text=korean, form=st.sampled_from(text.FORMS))
 def test_ksponspeech_leaves_text_without_markup(any_text, form):
-    plain = any_text.translate(dict.fromkeys(map(ord, "()/+*[]")))
+    plain = any_text.translate(dict.fromkeys(map(ord, "()/+*[]（）／")))
     assert text.ksponspeech(plain, form) == text.for_label(plain)
 
 

@@ -44,6 +44,38 @@ def context_samples(seconds, context_s):
     return np.minimum(rounded, context_s * SAMPLE_RATE).astype(np.int64)
 
 
+def weights(rows, corpora):
+    """How often an epoch holds each clip, by the corpus it is of.
+
+    Arguments
+    ---------
+    rows : iterable of dict
+        With the name of their ``corpus``.
+    corpora : list of dict
+        With ``corpus``, and maybe ``name`` and ``weight``.
+
+    Returns
+    -------
+    list of float or None
+        None where every clip counts once.
+
+    Raises
+    ------
+    ValueError
+        A row is of none of the corpora.
+    """
+    by_name = {c.get("name", c["corpus"]): c.get("weight", 1) for c in corpora}
+    if all(weight == 1 for weight in by_name.values()):
+        return None
+    names = [row.get("corpus", "") for row in rows]
+    if unknown := sorted(set(names) - set(by_name)):
+        raise ValueError(
+            f"the manifest has clips of {', '.join(map(repr, unknown))}, which "
+            f"corpora does not name: {', '.join(by_name)}"
+        )
+    return [float(by_name[name]) for name in names]
+
+
 @register_checkpoint_hooks
 class Batches(torch.utils.data.Sampler):
     """Training batches of one rank: clips of like length, in random order.
@@ -76,6 +108,9 @@ class Batches(torch.utils.data.Sampler):
     context_s : float
         The model's full context.
     seed, rank, n_ranks : int
+    weights : sequence of float or None
+        How often an epoch holds each clip, on average over epochs: 2 is
+        twice; of the clips at 0.5 each epoch draws another half. None: once.
     """
 
     def __init__(
@@ -88,7 +123,14 @@ class Batches(torch.utils.data.Sampler):
         seed,
         rank=0,
         n_ranks=1,
+        weights=None,
     ):
+        self.weights = None if weights is None else np.asarray(weights)
+        if weights is not None and self.weights.sum() < 1:
+            raise ValueError(
+                f"the weights of {len(weights)} clips add up to less than one "
+                "clip an epoch; raise the weight of a corpus in corpora"
+            )
         self.durations_s = np.asarray(durations_s, dtype=np.float64)
         self.batch_size, self.max_batch_length_s = (
             batch_size,
@@ -113,9 +155,9 @@ class Batches(torch.utils.data.Sampler):
         """Stops a run that would go on within an epoch of another plan."""
         saved = json.loads(Path(path).read_text(encoding="utf-8"))
         different = [
-            f"{name}={saved[name]}, this run has {value}"
+            f"{name}={saved.get(name)}, this run has {value}"
             for name, value in self._origin().items()
-            if saved[name] != value
+            if saved.get(name) != value
         ]
         if different and not end_of_epoch:
             raise ValueError(
@@ -126,7 +168,11 @@ class Batches(torch.utils.data.Sampler):
             )
 
     def _origin(self):
+        n_clips = len(self.durations_s)
+        if self.weights is not None:
+            n_clips = float(self.weights.sum())
         return {
+            "clips": n_clips,
             "encoder_context": self.encoder_context,
             "batch_size": self.batch_size,
             "max_batch_length": self.max_batch_length_s,
@@ -156,7 +202,8 @@ class Batches(torch.utils.data.Sampler):
     def n_steps(self, n_epochs, grad_accumulation_factor):
         """Optimizer steps of a run; of each epoch a tail still makes one."""
         n_batches = [len(self)] * n_epochs
-        if self.encoder_context == "mixed":  # hangs on what is drawn
+        drawn = self.weights is not None or self.encoder_context == "mixed"
+        if drawn:  # each epoch has its own
             n_batches = [self._n_batches(e) for e in range(1, n_epochs + 1)]
         return sum(-(-n // grad_accumulation_factor) for n in n_batches)
 
@@ -174,13 +221,23 @@ class Batches(torch.utils.data.Sampler):
             asked = np.full_like(asked, self.context_s)
         return np.minimum(asked, self.context_s)
 
+    def _drawn(self, rng):
+        """The clips of an epoch, in random order."""
+        order = rng.permutation(len(self.durations_s))
+        if self.weights is None:
+            return order
+        # Systematic sampling: so many in all, each by its own weight.
+        ends = np.cumsum(self.weights[order]) + rng.random()
+        repeats = np.diff(np.floor(ends), prepend=0).astype(int)
+        return rng.permutation(np.repeat(order, repeats))
+
     def _cut(self, asked, rng):
         """The clips of each batch over all ranks.
 
         In the order of the buckets, then shuffled but for the longest.
         """
         buckets = np.digitize(asked, self.edges)
-        order = rng.permutation(len(asked))
+        order = self._drawn(rng)
         order = order[np.argsort(-buckets[order], kind="stable")]
         tops = np.zeros(len(self.edges) + 1)
         np.maximum.at(tops, buckets, asked)

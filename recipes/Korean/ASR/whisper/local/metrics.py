@@ -37,6 +37,8 @@ class Record:
         Seconds of audio.
     category : str
         Of the manifest; empty where it has none.
+    speaker : str
+        Of the manifest; empty where it has none.
     failed : bool
         The clip could not be decoded. It is counted, and scored by the
         hypothesis it has.
@@ -47,6 +49,7 @@ class Record:
     hypothesis: str
     duration: float
     category: str = ""
+    speaker: str = ""
     failed: bool = False
 
 
@@ -70,7 +73,8 @@ def score(records: Iterable[Record], loss: Optional[float] = None) -> dict:
         In percent ``CER`` (a space is a character), ``CER_no_space``,
         ``WER``, ``sWER``, and ``CER_raw`` and ``WER_raw`` of the raw texts,
         spaces at their ends aside; then ``loss``, ``n_utterances``,
-        ``n_reference_chars`` (what CER divides by) and ``n_failed``.
+        ``n_reference_chars`` (what CER divides by), ``n_failed``, and
+        ``text_policy``, a str: how all but the raw texts were compared.
     """
     records = list(records)
     raw = [(record.reference, record.hypothesis) for record in records]
@@ -89,6 +93,7 @@ def score(records: Iterable[Record], loss: Optional[float] = None) -> dict:
         "n_utterances": len(records),
         "n_reference_chars": sum(len(reference) for reference, _ in pairs),
         "n_failed": sum(record.failed for record in records),
+        "text_policy": korean.POLICY,
     }
 
 

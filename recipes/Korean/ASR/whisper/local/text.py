@@ -2,6 +2,10 @@
 
 In: a transcript, as a corpus or a model wrote it.
 Out: the transcript under one rule; every function here is pure, str to str.
+
+``POLICY`` names what scores compare, and stands in each file of scores.
+"korean-1" is the table of ``for_scoring``, and numbers as they are written:
+digits and words differ. Whatever changes a score's texts takes a new name.
 """
 
 import re
@@ -9,6 +13,7 @@ import unicodedata
 from functools import lru_cache
 from itertools import groupby
 
+POLICY = "korean-1"  # of for_scoring, below
 FORMS = ("spelling", "pronunciation")  # of a KsponSpeech pair, in its order
 
 # Blank to the eye, though Unicode calls the fillers letters.

@@ -1,0 +1,212 @@
+"""What a user names as a model: a Whisper that is ready to decode.
+
+In: a run's output folder, a CKPT+… folder, a Hugging Face or CTranslate2
+folder, a hub name, or random:SIZE.
+Out: which of them it is, the settings it was scored with, its weights.
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from local import checkpoints, model, settings
+
+# Ours to those of a run's hyperparams.yaml
+SETTINGS = {
+    "precision": "eval_precision",
+    "beam_size": "test_beam_size",
+    "max_new_tokens": "max_new_tokens",
+}
+PROVENANCE = "provenance.json"  # beside an exported model
+SEED = 1986  # of random:SIZE, where no run names another
+
+
+class Source(NamedTuple):
+    """Where weights come from.
+
+    Attributes
+    ----------
+    kind : str
+        "checkpoint" (one of ours), "hub" (a name, a Hugging Face folder or
+        random:SIZE) or "ctranslate2".
+    path : str
+        The CKPT+… folder, the folder, or the name.
+    name : str
+        To show to people.
+    run : Path or None
+        The run's output folder, where the checkpoint lies in one.
+    """
+
+    kind: str
+    path: str
+    name: str
+    run: Optional[Path] = None
+
+
+def resolve(source):
+    """Finds out what a name stands for; loads nothing.
+
+    Arguments
+    ---------
+    source : str
+        As the user gave it. Of a run the best checkpoint is taken.
+
+    Returns
+    -------
+    Source
+
+    Raises
+    ------
+    FileNotFoundError
+        A path that is not there.
+    ValueError
+        A folder that holds no model, or no whole checkpoint.
+    """
+    folder = Path(source)
+    if source.startswith(model.RANDOM):
+        model.context_seconds(source)  # an unknown size is told here
+        return Source("hub", source, source)
+    if not folder.exists():
+        if source.startswith((".", "/", "~")) or source.count("/") != 1:
+            raise FileNotFoundError(
+                f"model '{source}': no such folder; give a run's output "
+                "folder, a CKPT+… folder, a Hugging Face or CTranslate2 "
+                "folder, a hub name such as openai/whisper-large-v3, or "
+                "random:SIZE"
+            )
+        _require_on_hub(source)
+        return Source("hub", source, folder.name)
+    folder = folder.resolve()
+    if (folder / "model.bin").is_file():
+        return Source("ctranslate2", str(folder), folder.name)
+    if (folder / "CKPT.yaml").is_file():
+        is_in_run = (folder.parents[1] / "hyperparams.yaml").is_file()
+        run = folder.parents[1] if is_in_run else None
+        _one_checkpoint(folder)
+        return Source("checkpoint", str(folder), folder.name, run)
+    if (folder / "hyperparams.yaml").is_file() and _save_folder(folder):
+        best = _best(folder)
+        return Source("checkpoint", str(best), _name_of_run(folder), folder)
+    if (folder / "config.json").is_file():
+        return Source("hub", str(folder), folder.name)
+    raise ValueError(
+        f"model '{source}': the folder holds no save/CKPT+…, CKPT.yaml, "
+        "config.json (Hugging Face) or model.bin (CTranslate2)"
+    )
+
+
+def run_settings(source):
+    """How a model was scored in its run; empty where nothing tells it.
+
+    Arguments
+    ---------
+    source : Source
+
+    Returns
+    -------
+    dict
+        ``precision``, ``beam_size`` and ``max_new_tokens``.
+    """
+    if source.run is not None:
+        present = _plain(source.run)
+        return {ours: present[theirs] for ours, theirs in SETTINGS.items()}
+    path = Path(source.path) / PROVENANCE
+    if not path.is_file():
+        return {}
+    present = json.loads(path.read_text(encoding="utf-8"))
+    return {name: present[name] for name in SETTINGS if name in present}
+
+
+def curves(source):
+    """The curves.jsonl of a model's run; None where there is none."""
+    if source.run is None:
+        return None
+    path = source.run / "curves.jsonl"
+    return path if path.is_file() else None
+
+
+def load(source, device, random_folder):
+    """The model with its weights, in evaluation mode.
+
+    Arguments
+    ---------
+    source : Source
+        Not of the kind "ctranslate2".
+    device : str
+    random_folder : str or Path
+        Where random:SIZE is built, unless its run has it.
+
+    Returns
+    -------
+    local.model.Whisper
+
+    Raises
+    ------
+    FileNotFoundError, ValueError, OSError
+        The source of the weights is not there, or does not fit.
+    """
+    identity = {"whisper_hub": source.path, "adaptation": "full"}
+    if source.kind == "checkpoint":
+        saved = Path(source.path) / "whisper.ckpt"
+        identity = json.loads(saved.read_text(encoding="utf-8"))
+        if source.run is not None and (source.run / "random_whisper").is_dir():
+            random_folder = source.run / "random_whisper"
+    whisper = model.Whisper(
+        identity["whisper_hub"],
+        identity["adaptation"],
+        gradient_checkpointing=False,
+        compile_layers=False,
+        random_folder=random_folder,
+        seed=identity.get("seed", SEED),
+    )
+    if source.kind == "checkpoint":
+        whisper.load(saved, end_of_epoch=True)
+    return whisper.to(device).eval()
+
+
+def _require_on_hub(name):
+    try:
+        model.context_seconds(name)
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(
+            f"model '{name}': there is no such folder, and as a hub name it "
+            f"cannot be reached or is no Whisper: {str(error).splitlines()[0]}"
+        ) from None
+
+
+def _plain(run):
+    text = (run / "hyperparams.yaml").read_text(encoding="utf-8")
+    return settings.plain(text)
+
+
+def _save_folder(run):
+    """Of a run, which may have moved since; None where there is none."""
+    folders = [run / "save", Path(_plain(run).get("save_folder", ""))]
+    found = [folder for folder in folders if any(folder.glob("CKPT+*"))]
+    return found[0] if found else None
+
+
+def _best(run):
+    present = _plain(run)
+    checkpointer = checkpoints.Checkpointer(
+        _save_folder(run), best_metric=present["best_metric"]
+    )
+    best = checkpointer.best() or checkpointer.newest()
+    if best is None:
+        raise ValueError(f"model '{run}': none of its checkpoints is whole")
+    return best.path
+
+
+def _one_checkpoint(folder):
+    found = checkpoints.Checkpointer(folder.parent).list_checkpoints()
+    if folder not in [one.path.resolve() for one in found]:
+        raise ValueError(
+            f"model '{folder}': the checkpoint is not whole; take another of "
+            f"{', '.join(one.path.name for one in found) or 'none'}"
+        )
+
+
+def _name_of_run(folder):
+    """results/train_large_v3/1986: the last part is a mere seed."""
+    parts = folder.parts
+    return "-".join(parts[-2:]) if parts[-1].isdigit() else parts[-1]
