@@ -38,6 +38,8 @@ def test_command(command, tmp_path, monkeypatch):
             arguments[i] = f"{argument.split('=')[0]}={tmp_path}"
     if not any(a.startswith("--data_folder=") for a in arguments):
         arguments.append(f"--data_folder={tmp_path}")
+    for folder in re.findall(r"folder: ([^,}]+)", command):
+        (tmp_path / folder).mkdir()
     arguments.append(f"--output_folder={tmp_path}")
     if "--test_only" in arguments:
         (tmp_path / "save/CKPT+0").mkdir(parents=True)

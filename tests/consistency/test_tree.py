@@ -73,6 +73,8 @@ def test_local_takes_values_and_no_hparams(path):
         ("ranks", set()),
         ("batching", {"audio"}),
         ("random_model", set()),
+        ("numbers", {"text"}),
+        ("channel", {"audio"}),
         ("metrics", {"files", "text"}),
     ],
 )
@@ -120,8 +122,8 @@ def test_the_readme_names_the_file(path):
     folder, name = path.parent, path.name
     if name == "__init__.py":
         return
-    if folder.name == "corpora":
-        name = "corpora/"
+    if folder.name in ("corpora", "report"):
+        name = f"{folder.name}/"
     readme = read(ROOT / "README.md")
     assert re.search(rf"^ +{re.escape(name)} +\w", readme, re.M)
 

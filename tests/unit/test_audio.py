@@ -71,6 +71,28 @@ def test_headerless(tmp_path, name, odd):
     assert audio.duration(tmp_path / name) == 5 / 16000
 
 
+@pytest.mark.parametrize("name", ["clip.wavp", "clip.WAVP"])
+def test_wavp_with_and_without_header(tmp_path, name):
+    path = tmp_path / name
+    values = np.array([0, 1, -1, 32767, -32768], "<i2")
+    path.write_bytes(values.tobytes() + b"\x7f")
+    assert audio.is_headerless(path)
+    assert (audio.read(path) * 32768).tolist() == values.tolist()
+    path.write_bytes(b"RI")  # a sample, and no RIFF
+    assert audio.is_headerless(path) and audio.duration(path) == 1 / 16000
+    write_audio(tmp_path / "clip.wav", 0.5, rate=8000).rename(path)
+    assert not audio.is_headerless(path)
+    assert audio.duration(path) == 0.5 and len(audio.read(path)) == 8000
+
+
+def test_wav_without_header_is_an_error(tmp_path):
+    path = tmp_path / "clip.wav"
+    path.write_bytes(bytes(32000))
+    assert not audio.is_headerless(path)
+    with pytest.raises(ValueError, match="clip.wav cannot be decoded"):
+        audio.read(path)
+
+
 @pytest.mark.parametrize("data", [b"", b"\x01"])
 def test_headerless_without_samples(tmp_path, data):
     path = tmp_path / "clip.pcm"

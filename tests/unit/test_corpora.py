@@ -1,6 +1,7 @@
 """The corpus readers, on miniature trees in the layouts of the corpora."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -67,10 +68,36 @@ def test_missing_layout_states_folder_layout_and_remedy(
         ("가 나\n".encode() + b"\xff\n", "가 나\n\ufffd\n"),
     ],
 )
-def test_decoded(tmp_path, data, expected):
+@pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
+def test_decoded(tmp_path, monkeypatch, data, expected, chunk_bytes):
+    monkeypatch.setattr(layout, "CHUNK_BYTES", chunk_bytes)
     path = tmp_path / "text"
     path.write_bytes(data)
     assert layout.decoded(path) == expected
+    assert "".join(layout.lines(path, "\n")) == expected
+
+
+@pytest.mark.parametrize("end", [b"", b"\xff"])
+def test_lines_end_as_asked_for(tmp_path, end):
+    path = tmp_path / "text"
+    path.write_bytes("가\r나\r\n다\n".encode() + end)
+    for newline, n_lines in (("", 3), ("\n", 2)):
+        lines = list(layout.lines(path, newline))
+        assert len(lines) == n_lines + bool(end)
+        assert lines[-1 - bool(end)] == "다\n"
+
+
+@pytest.mark.parametrize("encoding, end", [("utf-8", b""), ("cp949", b"\xff")])
+def test_a_long_file_is_not_held(tmp_path, monkeypatch, encoding, end):
+    monkeypatch.setattr(layout, "CHUNK_BYTES", 1 << 12)
+    path = tmp_path / "text"
+    path.write_bytes("가나다\n".encode(encoding) * 20_000 + end)
+    tracemalloc.start()
+    n_lines = sum(1 for _ in layout.numbered_lines(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert n_lines == 20_000 + len(end)
+    assert peak < 100_000  # bytes, of 140,000 and more
 
 
 def test_lines_split_at_newlines_alone(tmp_path):
@@ -492,7 +519,8 @@ def test_nothing_is_written_and_reading_is_lazy(zeroth, monkeypatch):
     write(zeroth / "train.trn", SCRIPTS["train.trn"])
     before = snapshot(zeroth)
     monkeypatch.chdir(zeroth.parent)
-    for corpus in corpora.CORPORA:
+    here = "zeroth fleurs common_voice ksponspeech manifest"
+    for corpus in here.split():
         assert corpora.transcripts(corpus, Path(zeroth.name))
         utterances = corpora.read(corpus, Path(zeroth.name))
         assert iter(utterances) is utterances

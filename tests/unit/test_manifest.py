@@ -74,6 +74,24 @@ def test_nine_columns_where_no_clip_has_a_session(tmp_path):
     assert row.count(",") == 8
 
 
+def test_rows_are_written_one_by_one(tmp_path):
+    """Where it is told beforehand whether there are sessions."""
+    path, written_at = tmp_path / "x.csv", []
+
+    def clips():
+        for number in range(9999):
+            yield replace(ONE, id=str(number), corpus="own" * (number == 0))
+            written_at.append(Path(f"{path}.tmp").stat().st_size)
+
+    for has_sessions in (False, True):
+        manifest.write(path, clips(), "zeroth", Path("/data"), has_sessions)
+        rows = manifest.read(path, "/data")
+        assert len(rows) == 9999 and rows["0"]["corpus"] == "own"
+        assert rows["1"]["corpus"] == "zeroth"
+        assert ("session" in path.read_text().split("\n")[0]) == has_sessions
+        assert 0 < written_at[5000] < written_at[9998]
+
+
 @pytest.mark.parametrize(
     "label",
     [
@@ -105,7 +123,12 @@ def test_every_label_comes_back(tmp_path, label):
 
 @pytest.mark.parametrize(
     "identifier, speaker",
-    [('1,"2"', "kim, 'lee'"), ("한국어 1", "$spk"), ("a\nb", "x")],
+    [
+        ('1,"2"', "kim, 'lee'"),
+        ("한국어 1", "$spk"),
+        ("a\nb", "x"),
+        ("a\rb", "\r\n"),
+    ],
 )
 def test_any_id_and_speaker(tmp_path, identifier, speaker):
     rows = round_trip(tmp_path, replace(ONE, id=identifier, speaker=speaker))

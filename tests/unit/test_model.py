@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from conftest import SEED, host_reads, noise
-from local import model, random_model
+from local import features, model, random_model
 from safetensors.torch import load_file, save_file
 from transformers import (
     WhisperFeatureExtractor,
@@ -154,6 +154,44 @@ def test_a_shorter_context_trains_the_encoder(build, n_samples):
     assert not torch.allclose(got[name], full[name])
 
 
+# A ready mel instead of a waveform
+
+
+def mels(whisper, seconds):
+    """(2, frames, mels) of two clips, as shards hold them."""
+    given = [
+        features.of_clip(wav, whisper._mel_filters, 80000)
+        for wav in clips(seconds=seconds)
+    ]
+    return torch.stack(given).transpose(1, 2)
+
+
+@pytest.mark.parametrize("adaptation", model.ADAPTATIONS)
+@pytest.mark.parametrize("n_samples", [None, 16000, 35840])
+def test_a_mel_is_heard_as_its_waveform(build, adaptation, n_samples):
+    """A context too short for it is raised, less the silence behind it."""
+    whisper = build(adaptation).eval()
+    mel = mels(whisper, seconds=2.0)
+    with torch.no_grad():
+        wanted = whisper.encode(clips(seconds=2.0), n_samples)
+        got = whisper.encode(n_samples=n_samples, mel=mel)
+        _, logits = forward(whisper, wav=None, n_samples=n_samples, mel=mel)
+        _, expected = forward(whisper, encoder_states=got)
+    assert got.shape == wanted.shape
+    n_heard = 99 if n_samples == 16000 else None  # the last window's end
+    torch.testing.assert_close(
+        got[:, :n_heard], wanted[:, :n_heard], atol=1e-3, rtol=0
+    )
+    assert torch.equal(logits, expected)
+
+
+def test_a_mel_over_the_context_is_an_error(build):
+    whisper = build()
+    whisper.encode(mel=torch.zeros(1, 503, 80))
+    with pytest.raises(ValueError, match="80160 samples exceed.* 80000"):
+        whisper.encode(mel=torch.zeros(1, 504, 80))
+
+
 # The decoder
 
 
@@ -194,15 +232,19 @@ def test_masked_states_change_nothing(build, garbage):
 
 
 @pytest.mark.parametrize("adaptation", model.ADAPTATIONS)
-@pytest.mark.parametrize("masked", [False, True])
-def test_the_host_never_waits_in_a_training_pass(build, adaptation, masked):
+@pytest.mark.parametrize("heard", ["wav", "mel", "states"])
+def test_the_host_never_waits_in_a_training_pass(build, adaptation, heard):
     whisper = build(adaptation).train()
     options = {"n_samples": 51200}
-    if masked:
+    if heard == "states":
         states = whisper.encode(clips()).detach()
         mask = torch.arange(250) < torch.tensor([[70], [250]])
         options = {"encoder_states": states, "encoder_mask": mask}
+    lengths, mel = torch.tensor([0.5, 1.0]), mels(whisper, 3.0)
     with host_reads() as found:
+        if heard == "mel":
+            mel = features.repeat_last(mel, lengths)
+            options = {**options, "wav": None, "mel": mel}
         objective(forward(whisper, **options)[1]).backward()
     assert found == []
 

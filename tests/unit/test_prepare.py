@@ -1,8 +1,6 @@
 """Preparation: what is kept, what is dropped and why, and when it is redone."""
 
-import builtins
 import json
-import os
 import subprocess
 import sys
 import unicodedata
@@ -231,7 +229,7 @@ def test_whatever_a_reader_gives_is_composed(corpus, tmp_path, monkeypatch):
     label = unicodedata.normalize("NFD", "값\t둘")
     wav = str(corpus.folder / clip(corpus, "a.wav"))
     found = [manifest.Utterance("a", wav, label, "test")]
-    monkeypatch.setattr(prepare.corpora, "read", lambda *_: iter(found))
+    monkeypatch.setattr(prepare.readers, "read", lambda *_, **__: iter(found))
     splits, _ = run(simple(corpus), tmp_path / "out")
     assert splits["test"]["a"]["wrd"] == "값 둘"
 
@@ -305,7 +303,7 @@ def test_a_second_call_does_nothing(corpus, tmp_path, monkeypatch):
     first = run(folder, out)
     before = snapshot(out)
     with monkeypatch.context() as patched:
-        patched.setattr(prepare.audio, "duration", None)
+        patched.setattr(prepare.measured, "clips", None)
         assert run(folder, out) == first
     assert snapshot(out) == before
 
@@ -409,48 +407,6 @@ def test_manifests_never_replace_the_corpus(corpus, name):
         with pytest.raises(ValueError, match="inside the corpus folder"):
             run(folder, folder / "results" / "manifests")
     assert snapshot(folder) == before
-
-
-replace = os.replace
-
-
-class FullDisk:
-    """Fails from the n-th call on, as a full disk would."""
-
-    def __init__(self, function, n_before):
-        self.function, self.n_left = function, n_before
-
-    def __call__(self, path, *arguments, **settings):
-        writes = self.function is replace or "w" in str(arguments[:1])
-        self.n_left -= writes
-        if writes and self.n_left < 0:
-            raise OSError(28, "No space left on device")
-        return self.function(path, *arguments, **settings)
-
-
-@pytest.mark.parametrize(
-    "where, name, n_before",
-    [(os, "replace", n) for n in range(4)]
-    + [(builtins, "open", n) for n in range(3)],
-)
-def test_a_full_disk_claims_nothing(
-    corpus, tmp_path, monkeypatch, where, name, n_before
-):
-    folder, out = simple(corpus), tmp_path / "out"
-    older = run(folder, out)
-    shorter = {
-        "label_fits": lambda text: text != "문장 3",
-        "heldout_share": 0.3,
-    }
-    with monkeypatch.context() as patched:
-        full = FullDisk(getattr(where, name), n_before)
-        patched.setattr(where, name, full)
-        with pytest.raises(OSError, match="No space left"):
-            prepare.prepare("manifest", folder, out, **shorter)
-    # Neither the older settings nor the newer ones find it finished.
-    assert run(folder, out) == older
-    newer = run(folder, out, **shorter)
-    assert "3" not in newer[0]["train"] and "3" in older[0]["train"]
 
 
 # The command

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hyperpyyaml import resolve_references
 from local import settings
 from local.settings import RULES
 
@@ -106,12 +107,19 @@ WRONG = {
         ("5", "give a folder, or nothing"),
         ("[a]", "give a folder, or nothing"),
     ],
-    "corpus": [("zerot", "choose common_voice, fleurs, ksponspeech, manifest")],
+    "corpus": [("zerot", "choose aihub, clovacall, common_voice, fleurs, ")],
     "data_folder": [("", "give a text"), ("5", "give a text")],
     "text_form": [("phonetic", "choose spelling, pronunciation")],
     "columns": [
         ("text", "give a mapping such as {path: file"),
         ("{txt: a}", "txt is none of path, text, id"),
+    ],
+    "corpora": [
+        ("zeroth", "give a list of mappings such as [{corpus: zeroth"),
+        ("[{corpus: zerot, folder: a}]", "zerot"),
+        ("[{corpus: zeroth, folder: a, weigth: 2}]", "weigth"),
+        ("[{corpus: zeroth, folder: a, weight: 0}]", "weight"),
+        ("[{corpus: zeroth, folder: a}, {corpus: zeroth, folder: b}]", "name"),
     ],
     "keep_no_speech": [("yes", "choose True, False")],
     "packing": [
@@ -124,6 +132,7 @@ WRONG = {
         ("a", "above 0, at most 0.5"),
     ],
     "manifest_folder": [("5", "give a folder, or nothing")],
+    "features_folder": [("5", "give a folder, or nothing")],
     "train_csv": [("", "give a name in the folder")],
     "valid_csv": [("[a]", "give a name in the folder")],
     "test_csv": [("/a/test.csv", "give a name in the folder")],
@@ -167,6 +176,16 @@ WRONG = {
         ("[0.9, 1.1]", "give whole percents between 50 and 200"),
         ("[100, 250]", "give whole percents between 50 and 200"),
     ],
+    "telephone_share": [("1.1", "of at least 0, at most 1")],
+    "noise_folder": [("5", "give a folder, or nothing")],
+    "noise_share": [("-1", "of at least 0, at most 1")],
+    "snr_db": [
+        ("5", "give two numbers of decibels such as [5, 20]"),
+        ("[5, loud]", "give two numbers of decibels"),
+        ("[20, 5]", "give the lower number first"),
+    ],
+    "reverb_folder": [("5", "give a folder, or nothing")],
+    "reverb_share": [("2", "of at least 0, at most 1")],
     "precision": [],  # a run option: below
     "eval_precision": [],
     "best_metric": [("cer", "choose CER, WER"), ("BLEU", "choose CER, WER")],
@@ -316,6 +335,7 @@ SHORT = "--encoder_context=true_length"
 CACHE = "--encoder_cache_folder=states"
 AUGMENT = "--augment=True"
 TIMES = "--packing=timestamps"
+SHARDS = "--features_folder=corpus"
 NOT_TRAINED = (
     "encoder_context='{}': .*knows its full context alone; choose full"
 )
@@ -338,6 +358,7 @@ COMBINATIONS = [
     (["--adaptation=frozen", CACHE], ["adaptation='frozen': choose"]),
     ([FROZEN, CACHE, AUGMENT], [CHANGED]),
     ([FROZEN, CACHE, AUGMENT, "--speeds=[100]"], [CHANGED]),
+    ([FROZEN, CACHE, "--telephone_share=0.1"], [".*telephone_share=0.1 chan"]),
     ([FROZEN, AUGMENT], []),
     ([CACHE, AUGMENT], [TRAINED, CHANGED]),
     (["--warmup_steps=0"], ["warmup_steps=0: noam falls .*; give at least 1"]),
@@ -349,6 +370,15 @@ COMBINATIONS = [
     ([TIMES, AUGMENT, "--speeds=[90]"], [MOVED.format("90")]),
     ([TIMES, AUGMENT, "--speeds=[100]"], []),
     (["--packing=text", AUGMENT], []),
+    ([SHARDS], []),
+    ([SHARDS, AUGMENT], ["features_folder='corpus': augment=True needs wavef"]),
+    (
+        [SHARDS, "--telephone_share=0.5"],
+        ["features_folder=.*telephone_share=0"],
+    ),
+    ([SHARDS, "--noise_folder=corpus"], [".*set noise_folder='', or leave"]),
+    ([SHARDS, "--packing=text"], ["features_folder=.*packing='text' needs"]),
+    ([SHARDS, FROZEN, CACHE], ["features_folder=.*encoder_cache_folder='sta"]),
     ([TIMES, AUGMENT, "--speeds=[]"], [r"speeds=\[\]: give a list"]),
     ([TIMES, "--augment=maybe"], ["augment='maybe': choose"]),
     (
@@ -421,6 +451,61 @@ def test_manifest_folder_is_not_there(check):
     (line,) = check("--manifest_folder=none", data_folder="nor this")
     assert line.startswith("manifest_folder='none': no such folder")
     assert check("--manifest_folder=corpus", data_folder="nor this") == []
+
+
+@pytest.mark.parametrize("name", settings.FOLDERS[1:])
+def test_an_optional_folder_is_not_there(check, name):
+    assert check(f"--{name}=none") == [
+        f"{name}='none': no such folder; --{name}=FOLDER must exist"
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments, n_lines",
+    [
+        (["--corpus=huggingface"], 1),
+        (["--corpus=huggingface", "--data_folder=org/name"], 0),
+        (["--corpus=huggingface", "--data_folder=org/name:ko"], 0),
+        (["--corpus=zeroth", "--data_folder=org/name"], 1),
+        (["--manifest_folder=none", "--corpus=huggingface"], 1),
+    ],
+)
+def test_a_hub_name_is_no_folder(check, arguments, n_lines):
+    if not any(a.startswith("--data_folder") for a in arguments):
+        arguments = [*arguments, "--data_folder=none"]
+    assert len(check(*arguments, data_folder=None)) == n_lines
+
+
+@pytest.mark.parametrize(
+    "folders, missing",
+    [
+        (["zeroth", "fleurs"], ["corpus/zeroth", "corpus/fleurs"]),
+        (["../corpus", "zeroth"], ["corpus/zeroth"]),
+    ],
+)
+def test_the_folders_of_several_corpora(check, folders, missing):
+    listed = ", ".join(
+        f"{{corpus: manifest, name: a{i}, folder: {folder}}}"
+        for i, folder in enumerate(folders)
+    )
+    lines = check(f"--corpora=[{listed}]")
+    assert len(lines) == len(missing)
+    for line, folder in zip(lines, missing):
+        assert line == f"corpora: no such folder '{folder}'"
+
+
+def test_run_options_are_saved_with_the_settings(tmp_path):
+    words = [str(QUICKSTART), "--eval_precision=bf16", "--lr=2e-5"]
+    words += ["--ckpt_interval_steps=7", f"--data_folder={tmp_path}"]
+    words += ["--test_csv=시험.csv"]
+    hparams_file, run_opts, overrides = sb.parse_arguments(words)
+    overrides = settings.check(hparams_file, overrides, run_opts)
+    content = QUICKSTART.read_text(encoding="utf-8")
+    saved = settings.plain(resolve_references(content, overrides).getvalue())
+    assert saved["eval_precision"] == "bf16" and saved["lr"] == 2e-5
+    assert saved["ckpt_interval_steps"] == 7
+    assert saved["ckpt_interval_minutes"] == 0
+    assert saved["test_csv"] == "시험.csv"
 
 
 @pytest.mark.parametrize("name", ["manifest_folder", "encoder_cache_folder"])

@@ -69,8 +69,10 @@ class ASR(loop.Loop):
         tokens_bos = tokens_bos.masked_fill(~mask, self.tokenizer.pad_token_id)
         n_targets = batch.tokens_eos.data.shape[1]
         if stage == sb.Stage.TRAIN:
-            if self.hparams.augment:
-                wavs, _ = self.hparams.wav_augment(wavs, wav_lens)
+            with torch.autocast(wavs.device.type, enabled=False):
+                if self.hparams.augment:
+                    wavs, _ = self.hparams.wav_augment(wavs, wav_lens)
+                wavs = self.hparams.channel(wavs, on_host)
             if self.whisper.freeze_encoder:
                 heard = self.frozen.hear(self.whisper, batch, wavs, on_host)
             else:
@@ -168,7 +170,7 @@ class ASR(loop.Loop):
         context_s = (
             self.train_sampler.contexts[self.step - 1] / audio.SAMPLE_RATE
         )
-        now = {**vars(self.hparams), **vars(self)}  # run options go first
+        now = vars(self.hparams)
         present = {k: now[k] for k in out_of_memory.SETTINGS}
         return out_of_memory.explained(batch, context_s, present, self.device)
 
@@ -209,6 +211,7 @@ class ASR(loop.Loop):
                 self.context_s,
                 self.hparams.seed,
                 *ranks.here(),
+                batching.weights(rows, self.hparams.corpora),
             )
             self.checkpointer.add_recoverable("batches", batches)
             self.longest = [rows[i]["wrd"] for i in batches.batches[0]]
@@ -354,7 +357,7 @@ def main():
     phases = summary.Phases()
     hparams_file, run_opts, overrides = sb.parse_arguments(sys.argv[1:])
     try:
-        settings.check(hparams_file, overrides, run_opts)
+        overrides = settings.check(hparams_file, overrides, run_opts)
         sb.utils.distributed.ddp_init_group(run_opts)
         with open(hparams_file, encoding="utf-8") as file:
             hparams = load_hyperpyyaml(file, overrides)
@@ -364,8 +367,6 @@ def main():
         checkpointer.clean()
     except (FileNotFoundError, ValueError) as error:
         sys.exit(f"train.py: {error}")
-    if "ckpt_interval_steps" in run_opts.overridden_args:
-        hparams["ckpt_interval_minutes"] = 0  # SpeechBrain takes one of the two
     sb.create_experiment_directory(
         experiment_directory=hparams["output_folder"],
         hyperparams_to_save=hparams_file,

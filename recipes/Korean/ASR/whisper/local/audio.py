@@ -1,6 +1,6 @@
 """Audio files: bytes on disk to 16 kHz mono.
 
-In: a path (anything soundfile reads, or headerless .pcm) and an optional cut.
+In: a path (what soundfile reads, headerless .pcm, .wavp) and an optional cut.
 Out: float32 samples in [-1, 1]; ValueError for what cannot be heard.
 """
 
@@ -12,6 +12,7 @@ import soundfile
 
 SAMPLE_RATE = 16000  # Hz; the rate Whisper was trained at
 HEADERLESS = {".pcm", ".raw"}  # signed 16-bit little-endian, 16 kHz, mono
+MAYBE_HEADERLESS = {".wavp"}  # so if no header is there
 
 
 def read(path, start=None, stop=None, sample_rate=SAMPLE_RATE):
@@ -21,8 +22,9 @@ def read(path, start=None, stop=None, sample_rate=SAMPLE_RATE):
     ---------
     path : str or Path
         wav, flac, ogg, opus, mp3, … by their content; .pcm and .raw are
-        headerless 16-bit. Their odd last byte, as KsponSpeech's evaluation
-        files have it, is dropped.
+        headerless 16-bit, and so is .wavp that does not begin as a RIFF
+        file. Their odd last byte, as KsponSpeech's evaluation files have it,
+        is dropped.
     start, stop : float or None
         Seconds into the file; None is its beginning or end.
     sample_rate : int
@@ -57,11 +59,35 @@ def duration(path, start=None, stop=None):
     return len(samples) / rate
 
 
+def is_headerless(path):
+    """Whether a file is taken for samples and nothing else.
+
+    Arguments
+    ---------
+    path : str or Path
+        Its suffix decides, and for .wavp its first bytes.
+
+    Returns
+    -------
+    bool
+
+    Raises
+    ------
+    OSError
+        It is .wavp and cannot be read.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix in MAYBE_HEADERLESS:
+        with open(path, "rb") as file:
+            return file.read(4) not in (b"RIFF", b"RIFX", b"RF64")
+    return suffix in HEADERLESS
+
+
 def _decode(path, start, stop):
     """Samples and their rate in Hz."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f"no audio file '{path}'")
-    if Path(path).suffix.lower() in HEADERLESS:
+    if is_headerless(path):
         return _read_headerless(path, start, stop)
     samples, rate = _read_container(path, start, stop)
     if not np.isfinite(samples).all():

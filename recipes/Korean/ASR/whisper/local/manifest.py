@@ -51,6 +51,8 @@ class Utterance:
         Seconds into the file, for a cut of a long recording.
     duration : float
         Seconds; measured by the preparation, 0 before.
+    corpus : str
+        Its name where several are mixed; empty where there is one.
     """
 
     id: str
@@ -63,10 +65,15 @@ class Utterance:
     stop: Optional[float] = None
     duration: float = 0.0
     session: str = ""
+    corpus: str = ""
 
 
 def write(
-    path: Path, utterances: Iterable[Utterance], corpus: str, data_root: Path
+    path: Path,
+    utterances: Iterable[Utterance],
+    corpus: str,
+    data_root: Path,
+    has_sessions: Optional[bool] = None,
 ) -> None:
     """Writes one split, under a temporary name first.
 
@@ -79,28 +86,46 @@ def write(
     utterances : iterable of Utterance
         In the order of the rows.
     corpus : str
-        The corpus column.
+        The corpus column of an utterance that names none.
     data_root : Path
         Audio below this folder is written as ``$data_root/...``.
+    has_sessions : bool or None
+        Whether any utterance has a session, told beforehand so that they can
+        be read one by one; None: all are held in memory to see.
     """
-    root = str(data_root).rstrip(os.sep) + os.sep
-    with files.replacing(path) as file:
-        writer = csv.writer(file, lineterminator="\n")
+    if has_sessions is None:
         utterances = list(utterances)
         has_sessions = any(u.session for u in utterances)
+    with files.replacing(path) as file:
+        # A lone carriage return is quoted only where line ends have one.
+        writer = csv.writer(_UnixLines(file), lineterminator="\r\n")
         writer.writerow(COLUMNS + (SESSION,) * has_sessions)
         for u in utterances:
-            wav = u.wav
-            if wav.startswith(root):
-                wav = f"{DATA_ROOT}/{wav[len(root) :]}"
-            # A microsecond is under one sample at any rate.
-            start = "" if u.start is None else f"{u.start:.6f}"
-            stop = "" if u.stop is None else f"{u.stop:.6f}"
-            writer.writerow(
-                (u.id, f"{u.duration:.3f}", wav, u.speaker, u.text)
-                + (start, stop, corpus, u.category)
-                + (u.session,) * has_sessions
-            )
+            cells = _cells(u, corpus, str(data_root).rstrip(os.sep) + os.sep)
+            writer.writerow(cells + (u.session,) * has_sessions)
+
+
+class _UnixLines:
+    """A file whose rows end with a line feed alone."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def write(self, row: str) -> None:
+        self.file.write(row[:-2] + "\n")
+
+
+def _cells(u: Utterance, corpus: str, root: str) -> tuple:
+    wav = u.wav
+    if wav.startswith(root):
+        wav = f"{DATA_ROOT}/{wav[len(root) :]}"
+    # A microsecond is under one sample at any rate.
+    start = "" if u.start is None else f"{u.start:.6f}"
+    stop = "" if u.stop is None else f"{u.stop:.6f}"
+    return (
+        *(u.id, f"{u.duration:.3f}", wav, u.speaker, u.text),
+        *(start, stop, u.corpus or corpus, u.category),
+    )
 
 
 def read(path: Path, data_root: str) -> Dict[str, dict]:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors.torch import load_file, save_file
 
-from local import random_model
+from local import features, random_model
 from speechbrain.integrations.huggingface.whisper import Whisper as WhisperLobe
 from speechbrain.utils.checkpoints import (
     mark_as_loader,
@@ -73,6 +73,18 @@ def load_tokenizer(whisper_hub):
         )
     tokenizer.set_prefix_tokens(language="ko", task="transcribe")
     return tokenizer
+
+
+def load_extractor(whisper_hub):
+    """How a source makes log-mels: their number, filters, context."""
+    from transformers import WhisperFeatureExtractor
+
+    if whisper_hub.startswith(RANDOM):
+        size = random_model.size_named(whisper_hub[len(RANDOM) :])
+        return WhisperFeatureExtractor(
+            feature_size=size.n_mels, chunk_length=size.context_s
+        )
+    return WhisperFeatureExtractor.from_pretrained(whisper_hub)
 
 
 def context_seconds(whisper_hub):
@@ -159,6 +171,7 @@ class Whisper(WhisperLobe):
         n_samples=None,
         encoder_states=None,
         encoder_mask=None,
+        mel=None,
     ):
         """Encoder and decoder under teacher forcing.
 
@@ -170,7 +183,7 @@ class Whisper(WhisperLobe):
             Positions to predict, the last ones: what precedes them is given.
         wav : torch.Tensor or None
             (batch, samples), 16 kHz; None where ``encoder_states`` are given.
-        n_samples : int or None
+        n_samples, mel : int or None, torch.Tensor or None
             As for ``encode``.
         encoder_states, encoder_mask : torch.Tensor or None
             (batch, frames, width) and (batch, frames), True where real.
@@ -183,11 +196,11 @@ class Whisper(WhisperLobe):
             (batch, n_targets, vocabulary): what follows each input token.
         """
         if encoder_states is None:
-            encoder_states = self.encode(wav, n_samples)
+            encoder_states = self.encode(wav, n_samples, mel)
         hidden = self.decode(decoder_input_ids, encoder_states, encoder_mask)
         return encoder_states, self.logits(hidden[:, -n_targets:])
 
-    def encode(self, wav, n_samples=None):
+    def encode(self, wav=None, n_samples=None, mel=None):
         """Encoder states of waveforms, padded with silence to one length.
 
         A frozen encoder always sees its full context, which is all it was
@@ -196,11 +209,14 @@ class Whisper(WhisperLobe):
 
         Arguments
         ---------
-        wav : torch.Tensor
+        wav : torch.Tensor or None
             (batch, samples), 16 kHz, not longer than the context.
         n_samples : int or None
             Length to pad to, raised to that of ``wav``; None: the full
             context, 30 s for OpenAI's models.
+        mel : torch.Tensor or None
+            (batch, frames, mels), 100 frames a second, instead of ``wav``;
+            padded as ``features.repeat_last`` does.
 
         Returns
         -------
@@ -213,29 +229,38 @@ class Whisper(WhisperLobe):
             The audio is longer than the context: cutting it would leave
             labels without their sound.
         """
-        if wav.shape[-1] > self.context_samples:
+        full = self.context_samples
+        if mel is None:
+            n_least = wav.shape[-1]
+        else:
+            n_least = features.least_samples(mel.shape[1])
+        if n_least > full:
             raise ValueError(
-                f"{wav.shape[-1]} samples exceed the model's context of "
-                f"{self.context_samples}"
+                f"{n_least} samples exceed the model's context of {full}"
             )
         if n_samples is None:
-            return self.encode_padded(wav, self.context_samples)
-        n_samples = min(max(n_samples, wav.shape[-1]), self.context_samples)
-        if self.freeze_encoder:
-            states = self.encode_padded(wav, self.context_samples)
-            return states[:, : self.n_frames(n_samples) + TRIM_FRAMES]
-        return self.encode_padded(wav, n_samples)
+            n_samples = full
+        n_samples = min(max(n_samples, n_least), full)
+        heard = full if self.freeze_encoder else n_samples
+        if mel is None:
+            states = self.encode_padded(wav, heard)
+        else:
+            states = self.encode_mel(features.at_length(mel, heard))
+        # Nothing is trimmed of a context that was asked for.
+        return states[:, : self.n_frames(n_samples) + TRIM_FRAMES]
 
     def encode_padded(self, wav, n_samples):
-        """Encoder states at a context of ``n_samples``; positions are sliced.
+        """Encoder states at a context of ``n_samples``."""
+        wav = F.pad(wav, (0, n_samples - wav.shape[-1]))
+        return self.encode_mel(self.log_mel_spectrogram(wav))
+
+    def encode_mel(self, mel):
+        """Encoder states of (batch, mels, frames); positions are sliced.
 
         Equal to Transformers' encoder, to rounding, at the full context, the
         only one that it takes.
         """
         encoder = self.model.encoder
-        mel = self.log_mel_spectrogram(
-            F.pad(wav, (0, n_samples - wav.shape[-1]))
-        )
         with torch.set_grad_enabled(
             torch.is_grad_enabled() and not self.freeze_encoder
         ):
@@ -299,36 +324,12 @@ class Whisper(WhisperLobe):
         return F.linear(hidden, self.model.decoder.embed_tokens.weight)
 
     def log_mel_spectrogram(self, audio):
-        """Log-mel features as OpenAI computes them for one clip.
+        """Log-mels, (batch, mels, frames), of (batch, samples).
 
-        The floor lies 8 (80 dB) under the loudest cell of the same clip: the
-        lobe takes the loudest of the batch, so that a clip's features hang on
-        its neighbours.
-
-        Arguments
-        ---------
-        audio : torch.Tensor
-            (batch, samples), 16 kHz.
-
-        Returns
-        -------
-        torch.Tensor
-            (batch, mels, frames), 100 frames a second, fp32.
+        The lobe takes the loudest cell of the batch for that of the clip, so
+        that a clip's features hang on its neighbours.
         """
-        with torch.autocast(audio.device.type, enabled=False):
-            audio = audio.float()
-            window = torch.hann_window(self._n_fft, device=audio.device)
-            stft = torch.stft(
-                audio,
-                self._n_fft,
-                self._hop_length,
-                window=window,
-                return_complex=True,
-            )
-            power = stft[..., :-1].abs() ** 2
-            log_spec = (self._mel_filters @ power).clamp(min=1e-10).log10()
-            loudest = log_spec.amax(dim=(1, 2), keepdim=True)
-            return (torch.maximum(log_spec, loudest - 8.0) + 4.0) / 4.0
+        return features.log_mel(audio, self._mel_filters)
 
     def train(self, mode=True):
         """A frozen encoder stays in evaluation mode."""

@@ -7,29 +7,32 @@ Out: train.csv, valid.csv, test*.csv and prepare_report.json.
 """
 
 import argparse
-import hashlib
-import json
-import os
 import shutil
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import closing
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from ruamel.yaml import YAML
-from tqdm import tqdm
 
-from local import audio, corpora, files, manifest, prepare_report, text
+from local import (
+    clip_store,
+    corpora as readers,
+    leakage,
+    manifest,
+    manifest_folder,
+    measured,
+    mixture,
+    prepare_report,
+)
+from local.mixture import problems_of_corpora
 from local.prepare_report import NAME as REPORT
 from speechbrain.utils.distributed import if_main_process, run_on_main
 from speechbrain.utils.logger import get_logger
 
 logger = get_logger(__name__)
-VERSION = 2  # raise it when the same corpus would give other manifests
+VERSION = 3  # raise it when the same corpus would give other files
 UNDECODABLE = "\ufffd"
-N_AT_ONCE = 4096  # clips in flight: bounds memory, not speed
 
 
 def prepare(
@@ -43,16 +46,19 @@ def prepare(
     columns=None,
     keep_no_speech=True,
     heldout_share=0.02,
+    corpora=(),
+    keeps_store=False,
 ):
     """Writes the manifests of a corpus, unless they are there already.
 
     Every clip is decoded once, in threads, so that a broken file is found
-    here and not after a week of training.
+    here and not after a week of training. Clips wait on disk, not in memory:
+    about 700 bytes each while it lasts.
 
     Arguments
     ---------
     corpus : str
-        A key of ``corpora.CORPORA``.
+        A name in ``local.corpora.CORPORA``.
     data_folder : str or Path
         The corpus as its publisher packs it.
     out : str or Path
@@ -66,167 +72,172 @@ def prepare(
     text_form : str
         "spelling" or "pronunciation", where a corpus has both.
     columns : dict or None
-        For ``manifest``: our column names to those of the file.
+        Our column names to those of the corpus.
     keep_no_speech : bool
         Keep clips with an empty text, as clips without speech.
     heldout_share : float
         Share of the distinct texts held out for a split that the corpus
         lacks; no held-out text is left in train.
+    corpora : list of dict
+        Several corpora instead, as for ``prepare_all``; ``corpus`` does not
+        count then.
+    keeps_store : bool
+        Leave the clips there as a ``ClipStore``, too.
 
     Raises
     ------
     ValueError, FileNotFoundError
         Unknown corpus, missing folder or column, manifests into the corpus
         folder itself, or no clip left.
+    OSError
+        The disk is full; earlier manifests are whole.
     """
-    data_folder, out = Path(data_folder).resolve(), Path(out)
-    _require_apart(data_folder, out)
     settings = {
-        "version": VERSION,
-        "corpus": corpus,
-        "data_folder": str(data_folder),
         "max_duration_s": max_duration_s,
         "slowest_speed": slowest_speed,
         "text_form": text_form,
         "columns": columns,
         "keep_no_speech": keep_no_speech,
         "heldout_share": heldout_share,
-        "transcripts": _fingerprint(
-            corpora.transcripts(corpus, data_folder, columns)
-        ),
     }
-    if _finished(out, settings):
+    if corpora:
+        prepare_all(corpora, data_folder, out, label_fits, **settings)
         return
-    out.mkdir(parents=True, exist_ok=True)
-    found = corpora.read(corpus, data_folder, text_form, columns)
-    longest_s = {"train": max_duration_s * slowest_speed}
-    kept, dropped = [], []
-    seen = set()
-    for utterance, detail in _measured(found):
+    data_folder, out = _resolved(data_folder), Path(out)
+    manifest_folder.require_apart(data_folder, out)
+    transcripts = readers.transcripts(corpus, data_folder, columns)
+    settings.update(
+        version=VERSION,
+        corpus=corpus,
+        data_folder=str(data_folder),
+        transcripts=manifest_folder.fingerprint(transcripts),
+    )
+    if not manifest_folder.finished(out, settings, keeps_store):
+        _prepare(settings, data_folder, out, label_fits, keeps_store)
+
+
+def _prepare(settings, data_folder, out, label_fits, keeps_store):
+    manifest_folder.require_own(out)
+    with manifest_folder.staged(out) as stage:
+        path = stage / clip_store.NAME
+        with closing(clip_store.ClipStore(path)) as store:
+            _fill(store, settings, data_folder, out, label_fits)
+            held_out = _hold_out(store, settings["heldout_share"])
+            splits = _totals(store, held_out)
+            _require_clips(splits, store, data_folder)
+            _write(stage, store, splits, settings, data_folder)
+        if not keeps_store:
+            path.unlink()
+
+
+def _resolved(folder):
+    """Absolute; a name on the Hugging Face hub stays as it is."""
+    folder = Path(folder)
+    return folder.resolve() if folder.exists() else folder
+
+
+def prepare_all(corpora, data_folder, out, label_fits, **choices):
+    """Writes the manifests of several corpora as of one.
+
+    Each is prepared in a folder of its name, so that a change of one corpus
+    is work for that one alone. Train and valid are put together; each test
+    stays by itself, as ``test_<name>.csv``. IDs begin with the name.
+
+    Arguments
+    ---------
+    corpora : list of dict
+        ``corpus`` and ``folder`` of each, and where it is wanted ``name``
+        (else the corpus'), ``columns``, ``text_form``, and ``weight``, which
+        training reads.
+    data_folder : str or Path
+        What a relative folder lies below.
+    out : str or Path
+        Folder of the manifests.
+    label_fits, **choices
+        As for ``prepare``; ``columns`` and ``text_form`` are those of a
+        corpus that has none of its own.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError, OSError
+        As ``prepare``; and a list that ``problems_of_corpora`` tells of.
+    """
+    data_folder, out = _resolved(data_folder), Path(out)
+    choices = {"columns": None, "text_form": "spelling", **choices}
+    given = {key: choices[key] for key in ("columns", "text_form")}
+    parts = mixture.complete(corpora, data_folder, **given)
+    heads = {}
+    for name, part in parts.items():
+        prepare(
+            out=out / name,
+            label_fits=label_fits,
+            keeps_store=True,
+            **{**choices, **part},
+        )
+        heads[name] = prepare_report.head(out / name / REPORT)
+    settings = {
+        "version": VERSION,
+        "data_folder": str(data_folder),
+        "corpora": {name: head["settings"] for name, head in heads.items()},
+    }
+    if not manifest_folder.finished(out, settings):
+        manifest_folder.require_own(out)
+        _mix(heads, out, settings, data_folder)
+
+
+def _mix(heads, out, settings, data_folder):
+    """Puts the prepared corpora together."""
+    kept = {name: head["kept"] for name, head in heads.items()}
+    held_out = {}
+    with manifest_folder.staged(out) as stage:
+        path = stage / clip_store.NAME
+        with closing(clip_store.ClipStore(path)) as store:
+            for name, new_names in mixture.new_names(kept).items():
+                dropped = heads[name]["dropped_by_split"]
+                other = out / name / clip_store.NAME
+                store.add(other, name, new_names, dropped)
+                for split, new in new_names.items():
+                    is_held_out = kept[name][split]["held_out_of_train"]
+                    held_out[new] = held_out.get(new, False) or is_held_out
+            splits = _totals(store, held_out)
+            _write(stage, store, splits, settings, data_folder, heads)
+        path.unlink()
+
+
+def _fill(store, settings, data_folder, out, label_fits):
+    """Keeps or drops every clip of a corpus."""
+    found = readers.read(
+        settings["corpus"],
+        data_folder,
+        settings["text_form"],
+        settings["columns"],
+        unpack_folder=out / "unpacked",
+    )
+    max_duration_s = settings["max_duration_s"]
+    longest_s = {"train": max_duration_s * settings["slowest_speed"]}
+    for utterance, keys, wrong in measured.clips(found):
         reason = _reason(
             utterance,
-            detail,
-            seen,
+            wrong,
+            store,
             longest_s.get(utterance.split, max_duration_s),
             label_fits,
-            keep_no_speech,
+            settings["keep_no_speech"],
         )
         if reason:
-            dropped.append((utterance, reason, detail))
+            store.drop(utterance, reason, wrong[1] if wrong else "")
         else:
-            seen.add(utterance.id)
-            kept.append(utterance)
-    of_corpus = ["train", *(u.split for u in kept)]
-    of_corpus += [u.split for u, *_ in dropped]
-    splits = _split(kept, of_corpus, heldout_share)
-    _require_clips(splits, dropped, data_folder)
-    _remove_earlier(out, splits)
-    for name, utterances in splits.items():
-        manifest.write(out / f"{name}.csv", utterances, corpus, data_folder)
-    report = prepare_report.content(settings, splits, of_corpus, dropped)
-    with files.replacing(out / REPORT) as file:
-        json.dump(report, file, ensure_ascii=False, indent=1)
+            store.keep(utterance, *keys)
 
 
-def _require_apart(data_folder, out):
-    """A corpus may have a train.csv of its own."""
-    taken = [out.resolve(), *out.resolve().parents]
-    if data_folder.is_file():  # a list may lie beside anything
-        inside = data_folder.parent == taken[0]
-    else:
-        inside = data_folder in taken
-    if inside:
-        raise ValueError(
-            f"the manifests would go to {out}, inside the corpus folder, into "
-            "which nothing is written; choose another output folder"
-        )
-
-
-def _remove_earlier(out, splits):
-    """Makes room for new manifests; foreign files stay where they are.
-
-    From here on the report names the coming files, without the settings that
-    would call them finished.
-    """
-    present = [
-        path
-        for pattern in ("train.csv", "valid.csv", "test*.csv")
-        for path in out.glob(pattern)
-    ]
-    if present and not (out / REPORT).exists():
-        raise ValueError(
-            f"{present[0]} was not written by this preparation; choose another "
-            "folder, or move the file"
-        )
-    earlier = _earlier_report(out).get("kept", [path.stem for path in present])
-    with files.replacing(out / REPORT) as file:
-        json.dump({"kept": {name: {} for name in [*earlier, *splits]}}, file)
-    for name in earlier:
-        (out / f"{name}.csv").unlink(missing_ok=True)
-
-
-def _fingerprint(transcripts):
-    """A change of any transcript file changes it; audio is not looked at."""
-    digest = hashlib.sha256()
-    for path in transcripts:
-        status = os.stat(path)
-        digest.update(
-            f"{path} {status.st_size} {status.st_mtime_ns}\n".encode()
-        )
-    return digest.hexdigest()
-
-
-def _earlier_report(out):
-    """The report of an earlier preparation; empty if there is none."""
-    try:
-        report = json.loads((out / REPORT).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return report if isinstance(report, dict) else {}
-
-
-def _finished(out, settings):
-    """Whether an earlier preparation with the same settings is complete."""
-    report = _earlier_report(out)
-    names = report.get("kept", {})
-    same = report.get("settings") == json.loads(json.dumps(settings))
-    return same and all((out / f"{name}.csv").is_file() for name in names)
-
-
-def _measured(utterances):
-    """(Utterance with text and duration, what is wrong with its audio)."""
-    utterances = iter(utterances)
-    bar = tqdm(desc="preparing", unit=" clips", dynamic_ncols=True)
-    with ThreadPoolExecutor(os.cpu_count()) as pool, bar:
-        while some := list(islice(utterances, N_AT_ONCE)):
-            for result in pool.map(_measure, some):
-                bar.update()
-                yield result
-
-
-def _measure(utterance):
-    label = utterance.text
-    if label is not None:
-        utterance = replace(utterance, text=text.for_label(label))
-    try:
-        duration = audio.duration(
-            utterance.wav, utterance.start, utterance.stop
-        )
-    except FileNotFoundError as error:
-        return utterance, ("missing_audio", str(error))
-    except (OSError, ValueError) as error:
-        return utterance, ("unreadable_audio", str(error))
-    return replace(utterance, duration=duration), None
-
-
-def _reason(utterance, detail, seen, longest_s, label_fits, keep_no_speech):
+def _reason(utterance, wrong, kept, longest_s, label_fits, keep_no_speech):
     """Why an utterance is left out; "" to keep it."""
-    if utterance.id in seen:
+    if utterance.id in kept:
         return "duplicate_id"
     if utterance.text is None or UNDECODABLE in utterance.text:
         return "missing_transcript"
-    if detail:
-        return detail[0]
+    if wrong:
+        return wrong[0]
     if utterance.duration == 0:
         return "empty_audio"
     if not utterance.text and not keep_no_speech:
@@ -236,45 +247,53 @@ def _reason(utterance, detail, seen, longest_s, label_fits, keep_no_speech):
     return "" if label_fits(utterance.text) else "label_too_long"
 
 
-def _split(utterances, of_corpus, heldout_share):
-    """Split name to utterances; holds out what the corpus lacks.
+def _hold_out(store, share):
+    """Holds out what the corpus lacks; every split to whether it was so.
 
     A split of the corpus that has no clip left stays, and stays empty: a test
     on clips of train would pass for the test of the corpus.
     """
-    splits = {name: [] for name in of_corpus}
-    for utterance in utterances:
-        splits[utterance.split].append(utterance)
-    missing = [] if "valid" in splits else ["valid"]
-    if not any(name.startswith("test") for name in splits):
+    held_out = dict.fromkeys(store.splits(), False)
+    missing = [] if "valid" in held_out else ["valid"]
+    if not any(name.startswith("test") for name in held_out):
         missing.append("test")
     for name in missing:
-        _hold_out(splits, name, heldout_share)
-    return splits
+        store.hold_out(name, share)
+        held_out[name] = True
+    return held_out
 
 
-def _hold_out(splits, name, share):
-    """Moves every reading of some texts from train to a new split.
-
-    By text, since corpora such as Zeroth have each sentence read by many: a
-    random clip's sentence would be known from training. Texts are ordered by
-    a hash, so that the choice hangs on nothing but the text.
-    """
-    texts = {utterance.text for utterance in splits["train"]}
-    ordered = sorted(texts, key=lambda t: hashlib.sha1(t.encode()).digest())
-    chosen = set(ordered[: max(1, round(share * len(ordered)))])
-    splits[name] = [u for u in splits["train"] if u.text in chosen]
-    splits["train"] = [u for u in splits["train"] if u.text not in chosen]
+def _totals(store, held_out):
+    return {
+        split: {**store.totals(split), "held_out": is_held_out}
+        for split, is_held_out in held_out.items()
+    }
 
 
-def _require_clips(splits, dropped, data_folder):
-    if any(splits.values()):
+def _require_clips(splits, store, data_folder):
+    if any(split["clips"] for split in splits.values()):
         return
-    reasons = Counter(reason for _, reason, _ in dropped)
+    reasons = Counter()
+    for (reason, _), n_clips in store.dropped.items():
+        reasons[reason] += n_clips
     raise ValueError(
-        f"{data_folder}: no clip is left of {len(dropped)}; dropped: "
+        f"{data_folder}: no clip is left of {sum(reasons.values())}; dropped: "
         + (", ".join(f"{n} {r}" for r, n in reasons.items()) or "none found")
     )
+
+
+def _write(stage, store, splits, settings, data_folder, heads=None):
+    """The manifests and the report."""
+    for name, split in splits.items():
+        manifest.write(
+            stage / f"{name}.csv",
+            store.clips(name),
+            settings.get("corpus", ""),  # of a mixture, each clip tells its own
+            data_folder,
+            has_sessions=split["sessions"] > 0,
+        )
+    shared = leakage.between(store, splits)
+    prepare_report.write(stage / REPORT, settings, splits, store, shared, heads)
 
 
 def for_run(manifest_folder, output_folder, prepare_corpus, **limits):
@@ -319,8 +338,16 @@ def main():
     from local import dataio, model, rules
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("corpus", choices=sorted(corpora.CORPORA))
-    parser.add_argument("folder", type=Path)
+    names = sorted(readers.CORPORA)
+    parser.add_argument("corpus", choices=names, nargs="?")
+    parser.add_argument("folder", type=Path, nargs="?", default=Path())
+    parser.add_argument(
+        "--corpora",
+        type=YAML(typ="safe").load,
+        default=[],
+        help="several instead, such as '[{corpus: zeroth, folder: /data/z}, "
+        "{corpus: kss, folder: /data/kss}]'",
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--whisper_hub",
@@ -343,8 +370,13 @@ def main():
     problems = [
         f"{name}={value!r}: {wrong}"
         for name, value in vars(arguments).items()
-        if name in rules.RULES and (wrong := rules.RULES[name](value))
+        if name in rules.RULES and name not in ("corpus", "corpora")
+        if (wrong := rules.RULES[name](value))
     ]
+    wrong = problems_of_corpora(arguments.corpora)
+    problems += [f"corpora: {wrong}"] * bool(wrong)
+    if bool(arguments.corpora) == bool(arguments.corpus):
+        problems.append("give either CORPUS FOLDER or --corpora")
     if problems:
         parser.error("; ".join(problems))
     tokenizer = model.load_tokenizer(arguments.whisper_hub)
@@ -363,6 +395,7 @@ def main():
         columns=arguments.columns,
         keep_no_speech=not arguments.drop_no_speech,
         heldout_share=arguments.heldout_share,
+        corpora=arguments.corpora,
     )
     print(prepare_report.summary(arguments.out / REPORT))
 

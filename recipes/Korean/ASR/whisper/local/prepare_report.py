@@ -1,85 +1,150 @@
 """What preparation kept, and what it left out and why.
 
-In: the splits and the dropped clips of a corpus.
-Out: the content of prepare_report.json; a few lines of it to read.
+In: the clips of a preparation, in a ClipStore.
+Out: prepare_report.json, which may list more clips than memory holds; a few
+lines of it to read.
 """
 
 import json
-from collections import Counter
-from pathlib import Path
 
-from local import text
+from local import files
 
 NAME = "prepare_report.json"
+LISTS = ("leftover_markup_ids", "dropped_clips")  # last, an item a line
+INDENT = 1
+OF_A_PART = (
+    *("kept", "kept_no_speech", "dropped", "dropped_by_split"),
+    "leftover_markup",
+)
 
 
-def content(settings, splits, of_corpus, dropped):
-    """What stands in the file, as plain values.
+def write(path, settings, splits, store, shared, corpora=None):
+    """Writes the file, clip by clip.
 
     Arguments
     ---------
+    path : Path
+        The JSON file.
     settings : dict
         What the manifests follow from.
     splits : dict
-        Name to kept Utterances.
-    of_corpus : collection of str
-        Splits that the corpus itself has; the others were held out.
-    dropped : list
-        (Utterance, reason, detail).
+        Every split, in order, to what ``ClipStore.totals`` tells, and
+        ``held_out``: whether it was held out of train.
+    store : ClipStore
+        The clips.
+    shared : dict
+        What ``leakage.between`` has found.
+    corpora : dict or None
+        Where several are mixed: name to the head of its own report.
     """
-    marked = [
-        u.id
-        for split in splits.values()
-        for u in split
-        if text.leftovers(u.text)
-    ]
-    return {
+    head = {
         "settings": settings,
         "kept": {
             name: {
-                "clips": len(split),
-                "hours": sum(u.duration for u in split) / 3600,
-                "held_out_of_train": name not in of_corpus,
+                "clips": split["clips"],
+                "hours": split["seconds"] / 3600,
+                "held_out_of_train": split["held_out"],
             }
             for name, split in splits.items()
         },
-        "kept_no_speech": sum(
-            not u.text for split in splits.values() for u in split
-        ),
-        "dropped": dict(Counter(reason for _, reason, _ in dropped)),
-        "leftover_markup": len(marked),
-        "leftover_markup_ids": marked,
-        "dropped_clips": [
-            {
-                "id": u.id,
-                "split": u.split,
-                "reason": reason,
-                "wav": u.wav,
-                "detail": detail[1] if detail else "",
-            }
-            for u, reason, detail in dropped
-        ],
+        "kept_no_speech": sum(s["no_speech"] for s in splits.values()),
+        "dropped": {},
+        "dropped_by_split": {},
+        "leakage": shared,
+        "leftover_markup": sum(s["marked"] for s in splits.values()),
     }
+    for (reason, split), n_clips in store.dropped.items():
+        head["dropped_by_split"].setdefault(reason, {})[split] = n_clips
+    for reason, by_split in head["dropped_by_split"].items():
+        head["dropped"][reason] = sum(by_split.values())
+    if corpora:
+        head["corpora"] = {
+            name: {key: part[key] for key in OF_A_PART}
+            for name, part in corpora.items()
+        }
+    fields = ("id", "split", "reason", "wav", "detail")
+    dropped = (dict(zip(fields, row)) for row in store.dropped_clips())
+    with files.replacing(path) as file:
+        file.write(_json(head, indent=INDENT)[: -len("\n}")])
+        for name, items in zip(LISTS, (store.leftovers(), dropped)):
+            file.write(f",\n{_opening(name)}")
+            for number, item in enumerate(items):
+                file.write(f"{',' if number else ''}\n  {_json(item)}")
+            file.write("\n ]")
+        file.write("\n}\n")
+
+
+def _json(value, **options):
+    return json.dumps(value, ensure_ascii=False, **options)
+
+
+def _opening(name):
+    return f'{" " * INDENT}"{name}": ['
+
+
+def head(path):
+    """Reads a report file but for its lists of clips.
+
+    Arguments
+    ---------
+    path : Path
+        As ``write`` wrote it.
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    FileNotFoundError
+        There is none.
+    ValueError
+        It holds something else.
+    """
+    lines = []
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            if line.startswith(_opening(LISTS[0])):
+                lines = ["".join(lines).rstrip().rstrip(","), "}"]
+                break
+            lines.append(line)
+    report = json.loads("".join(lines))
+    if not isinstance(report, dict):
+        raise ValueError(f"{path} is no report of a preparation")
+    return report
 
 
 def summary(path):
     """What a person wants to read of a report file, in a few lines."""
-    report = json.loads(Path(path).read_text(encoding="utf-8"))
+    report = head(path)
     lines = [
         f"{name}: {kept['clips']} clips, {kept['hours']:.2f} h"
         + (", held out of train" if kept["held_out_of_train"] else "")
         for name, kept in report["kept"].items()
     ]
-    for reason, n in report["dropped"].items():
-        where = Counter(
-            clip["split"]
-            for clip in report["dropped_clips"]
-            if clip["reason"] == reason
-        )
-        splits = ", ".join(f"{split} {k}" for split, k in where.items())
-        lines.append(f"dropped, {reason}: {n} ({splits})")
+    for reason, by_split in report["dropped_by_split"].items():
+        splits = ", ".join(f"{split} {n}" for split, n in by_split.items())
+        n_clips = report["dropped"][reason]
+        lines.append(f"dropped, {reason}: {n_clips} ({splits})")
     if report["kept_no_speech"]:
         lines.append(f"kept without speech: {report['kept_no_speech']}")
     if report["leftover_markup"]:
         lines.append(f"kept with leftover markup: {report['leftover_markup']}")
-    return "\n".join(lines)
+    return "\n".join(lines + _shared(report["leakage"]))
+
+
+def _shared(leakage):
+    """Lines on what train has in common with the other splits."""
+    lines = []
+    for split, kinds in leakage["splits"].items():
+        words = [
+            f"{found['shared']} {kind} ({found['clips']} clips)"
+            for kind, found in kinds.items()
+            if found["shared"]
+        ]
+        told = ", ".join(words) or "no text, speaker or audio"
+        lines.append(f"{split} shares with train: {told}")
+    n_copies = leakage["copies_in_train"]["clips"]
+    if n_copies:
+        lines.append(f"train has copies of its own audio: {n_copies} clips")
+    return lines

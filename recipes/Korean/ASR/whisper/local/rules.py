@@ -6,7 +6,7 @@ Out: None, or what to give instead.
 
 from pathlib import Path
 
-from local import corpora, model, random_model, schedules
+from local import corpora, mixture, model, random_model, schedules
 from local.corpora.manifest import COLUMNS
 from local.metrics import METRICS
 
@@ -71,6 +71,14 @@ def _speeds(value):
         return "give whole percents between 50 and 200"
 
 
+def _snr_db(value):
+    is_pair = isinstance(value, list) and len(value) == 2
+    if not is_pair or any(_number(-30, 100)(decibel) for decibel in value):
+        return "give two numbers of decibels such as [5, 20]"
+    if value[0] > value[1]:
+        return "give the lower number first"
+
+
 def _columns(value):
     if not isinstance(value, dict):
         return "give a mapping such as {path: file, text: sentence}"
@@ -100,10 +108,12 @@ RULES = {
     "data_folder": _text,
     "text_form": _choice("spelling", "pronunciation"),
     "columns": _columns,
+    "corpora": mixture.problems_of_corpora,
     "keep_no_speech": _boolean,
     "packing": _choice("none", "text", "timestamps"),
     "heldout_share": _number(0, 0.5, above=True),
     "manifest_folder": _folder_or_empty,
+    "features_folder": _folder_or_empty,
     "train_csv": _file_name,
     "valid_csv": _file_name,
     "test_csv": _file_name,
@@ -124,6 +134,12 @@ RULES = {
     "label_smoothing": _number(0, 0.99),
     "augment": _boolean,
     "speeds": _speeds,
+    "telephone_share": _number(0, 1),
+    "noise_folder": _folder_or_empty,
+    "noise_share": _number(0, 1),
+    "snr_db": _snr_db,
+    "reverb_folder": _folder_or_empty,
+    "reverb_share": _number(0, 1),
     "precision": _precision,
     "eval_precision": _precision,
     "best_metric": _choice(*METRICS),

@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -21,6 +22,24 @@ from local import files
 from local.rules import RULES
 
 PLACEHOLDER = "!PLACEHOLDER"
+FOLDERS = (
+    "manifest_folder",
+    "features_folder",
+    "noise_folder",
+    "reverb_folder",
+)
+WAVEFORMS_CHANGE = {  # from epoch to epoch, unless so
+    "augment": False,
+    "telephone_share": 0.0,
+    "noise_folder": "",
+    "reverb_folder": "",
+}
+NEED_WAVEFORMS = {
+    **WAVEFORMS_CHANGE,
+    "packing": "none",
+    "encoder_cache_folder": "",
+}
+HUB_NAME = re.compile(r"[\w-]+/[\w.-]+(:[\w.-]+)?", re.ASCII)  # org/name:config
 
 
 def check(hparams_file, overrides, run_opts):
@@ -34,6 +53,12 @@ def check(hparams_file, overrides, run_opts):
         YAML, as ``speechbrain.parse_arguments`` returns it.
     run_opts : speechbrain.utils.run_opts.RunOptions
         Those given on the command line go before the file's.
+
+    Returns
+    -------
+    str
+        The overrides with the run options among them, so that what is saved
+        of a run's settings tells all of them.
 
     Raises
     ------
@@ -52,17 +77,16 @@ def check(hparams_file, overrides, run_opts):
     text = Path(hparams_file).read_text(encoding="utf-8")
     # As a plain value, since HyperPyYAML stops at the first of its own.
     text = text.replace(PLACEHOLDER, f'"{PLACEHOLDER}"')
-    template = _plain(text)
+    template = plain(text)
     problems = _mistyped(given, template)
     known = {k: v for k, v in given.items() if k in template}
-    plain = _plain(resolve_references(text, known).getvalue())
-    for name in run_opts.overridden_args:
-        if name in RULES:
-            plain[name] = run_opts[name]
+    values = plain(resolve_references(text, known).getvalue())
+    options = _options_with_rules(run_opts)
+    values.update(options)
     problems += _unknown_in_file(template)
-    wrong = _wrong_values(plain)
+    wrong = _wrong_values(values)
     problems += wrong.values()
-    sound = {k: v for k, v in plain.items() if k not in wrong}
+    sound = {k: v for k, v in values.items() if k not in wrong}
     problems += _contradictions(sound, run_opts)
     problems += _combinations(sound, known)
     if problems:
@@ -70,6 +94,20 @@ def check(hparams_file, overrides, run_opts):
         raise ValueError(
             f"{len(problems)} problem(s) in the settings:\n{lines}"
         )
+    # JSON is YAML; a date may have been a name
+    return json.dumps({**given, **options}, ensure_ascii=False, default=str)
+
+
+def _options_with_rules(run_opts):
+    """SpeechBrain's run options that are settings of the file as well."""
+    options = {
+        name: run_opts[name]
+        for name in run_opts.overridden_args
+        if name in RULES
+    }
+    if "ckpt_interval_steps" in options:
+        options.setdefault("ckpt_interval_minutes", 0)  # it takes one of two
+    return options
 
 
 def _given(overrides):
@@ -86,8 +124,18 @@ def _given(overrides):
     return given
 
 
-def _plain(text):
-    """A HyperPyYAML text as plain values; an object becomes its arguments."""
+def plain(text):
+    """A HyperPyYAML text as plain values; an object becomes its arguments.
+
+    Arguments
+    ---------
+    text : str
+        References must be resolved, or stand as they are written.
+
+    Returns
+    -------
+    dict
+    """
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = _PlainConstructor
     return yaml.load(text)
@@ -166,14 +214,7 @@ def _contradictions(plain, run_opts):
 
     Settings whose value is wrong by itself are not in ``plain``.
     """
-    problems = []
-    manifests = plain.get("manifest_folder")
-    folder = "manifest_folder" if manifests else "data_folder"
-    if folder in plain and not os.path.exists(plain[folder]):
-        remedy = f"--{folder}=FOLDER must exist"
-        if plain[folder] == "results/quickstart_corpus":
-            remedy = f"first run python -m local.synthesize {plain[folder]}"
-        problems.append(f"{folder}={plain[folder]!r}: no such folder; {remedy}")
+    problems = _missing_folders(plain)
     device = run_opts["device"] or ""
     if device.split(":")[0] not in ("", "cpu", "cuda", "mps", "xpu"):
         problems.append(f"device={device!r}: choose cpu, cuda or cuda:N")
@@ -198,6 +239,32 @@ def _contradictions(plain, run_opts):
     return problems + _other_checkpoints(plain)
 
 
+def _missing_folders(plain):
+    """Folders that are named and not there."""
+    named = [(name, plain[name]) for name in FOLDERS if plain.get(name)]
+    problems = []
+    if not plain.get("manifest_folder") and "data_folder" in plain:
+        root = plain["data_folder"]
+        for one in plain.get("corpora") or []:
+            folder = os.path.join(root, one["folder"])
+            if not _is_on_hub(one) and not os.path.exists(folder):
+                problems.append(f"corpora: no such folder {folder!r}")
+        if plain.get("corpora") or not _is_on_hub({**plain, "folder": root}):
+            named.append(("data_folder", root))
+    for name, folder in named:
+        if not os.path.exists(folder):
+            remedy = f"--{name}=FOLDER must exist"
+            if folder == "results/quickstart_corpus":
+                remedy = f"first run python -m local.synthesize {folder}"
+            problems.append(f"{name}={folder!r}: no such folder; {remedy}")
+    return problems
+
+
+def _is_on_hub(corpus):
+    is_name = HUB_NAME.fullmatch(corpus["folder"]) is not None
+    return is_name and corpus.get("corpus") == "huggingface"
+
+
 def _combinations(plain, given):
     """Settings that cannot be had together.
 
@@ -219,11 +286,20 @@ def _combinations(plain, given):
             f"encoder_cache_folder={cache!r}: a trained encoder's outputs "
             "change; leave it empty, or choose adaptation=frozen_encoder"
         )
-    if cache and plain.get("augment"):
-        problems.append(
-            f"encoder_cache_folder={cache!r}: augment=True changes every "
-            "epoch's waveforms; choose one of the two"
-        )
+    problems += [
+        f"encoder_cache_folder={cache!r}: {name}={plain[name]!r} changes every "
+        "epoch's waveforms; choose one of the two"
+        for name, off in WAVEFORMS_CHANGE.items()
+        if cache and plain.get(name, off) != off
+    ]
+    if plain.get("features_folder"):
+        problems += [
+            f"features_folder={plain['features_folder']!r}: {name}="
+            f"{plain[name]!r} needs waveforms; set {name}={off!r}, or leave "
+            "features_folder empty"
+            for name, off in NEED_WAVEFORMS.items()
+            if plain.get(name, off) != off
+        ]
     if plain.get("schedule") == "noam" and plain.get("warmup_steps") == 0:
         problems.append(
             "warmup_steps=0: noam falls from its warm-up; give at least 1, or "

@@ -5,16 +5,27 @@ Out: its transcript files, and its Utterances.
 
 A corpus is a module with two functions: ``transcripts(folder)``, the files
 whose change calls for a new preparation, and ``read(folder)``, which yields
-Utterances. Either may also name ``text_form`` or ``columns`` among its
-parameters, and then gets it.
+Utterances. Either may also name ``text_form``, ``columns`` or
+``unpack_folder`` among its parameters, and then gets it.
 """
 
 import inspect
 from pathlib import Path
 from types import ModuleType
-from typing import Callable, Dict, Iterator, List, Optional
+from typing import Callable, Dict, Iterable, Iterator, Optional
 
-from local.corpora import common_voice, fleurs, ksponspeech, manifest, zeroth
+from local.corpora import (
+    aihub,
+    clovacall,
+    common_voice,
+    fleurs,
+    huggingface,
+    ksponspeech,
+    kss,
+    manifest,
+    pansori,
+    zeroth,
+)
 from local.manifest import Utterance
 
 CORPORA: Dict[str, ModuleType] = {
@@ -22,13 +33,18 @@ CORPORA: Dict[str, ModuleType] = {
     "ksponspeech": ksponspeech,
     "fleurs": fleurs,
     "common_voice": common_voice,
+    "clovacall": clovacall,
+    "kss": kss,
+    "pansori": pansori,
+    "huggingface": huggingface,
+    "aihub": aihub,
     "manifest": manifest,
 }
 
 
 def transcripts(
     corpus: str, folder: Path, columns: Optional[Dict[str, str]] = None
-) -> List[Path]:
+) -> Iterable[Path]:
     """Lists the files whose change calls for a new preparation.
 
     Arguments
@@ -38,11 +54,11 @@ def transcripts(
     folder : Path
         Where the corpus lies.
     columns : dict or None
-        Our column names to the user's, for ``manifest``.
+        Our column names to the user's, for ``manifest`` and ``huggingface``.
 
     Returns
     -------
-    list of Path
+    iterable of Path
         Absolute.
 
     Raises
@@ -60,6 +76,7 @@ def read(
     folder: Path,
     text_form: str = "spelling",
     columns: Optional[Dict[str, str]] = None,
+    unpack_folder: Optional[Path] = None,
 ) -> Iterator[Utterance]:
     """Reads a corpus, one Utterance at a time.
 
@@ -70,14 +87,17 @@ def read(
     folder : Path
         Where the corpus lies; nothing is written there.
     text_form : str
-        "spelling" or "pronunciation", for ``ksponspeech``.
+        "spelling" or "pronunciation", for ``ksponspeech``, ``aihub`` and
+        ``kss``.
     columns : dict or None
-        Our column names to the user's, for ``manifest``.
+        Our column names to the user's, for ``manifest`` and ``huggingface``.
+    unpack_folder : Path or None
+        Where audio goes that a corpus does not hold as files; outside of it.
 
     Returns
     -------
     iterator of Utterance
-        With labels; audio is neither looked for nor opened.
+        With labels; audio is not opened.
 
     Raises
     ------
@@ -87,7 +107,13 @@ def read(
         The folder does not have the layout of the corpus.
     """
     module = _module(corpus)
-    return _call(module.read, folder, text_form=text_form, columns=columns)
+    return _call(
+        module.read,
+        folder,
+        text_form=text_form,
+        columns=columns,
+        unpack_folder=unpack_folder,
+    )
 
 
 def _module(corpus: str) -> ModuleType:

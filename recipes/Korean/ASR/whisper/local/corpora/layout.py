@@ -4,11 +4,16 @@ In: a folder or a file of a corpus.
 Out: the folder that has the layout, or text whatever its encoding.
 """
 
+import codecs
 import glob
+import io
 import os
 import re
+from itertools import chain
 from pathlib import Path
-from typing import Iterator, Optional, Sequence, Tuple
+from typing import Callable, Iterable, Iterator, Sequence, Tuple
+
+CHUNK_BYTES = 1 << 20  # of a file that is looked through
 
 _THREE_BYTES = re.compile("[\u0800-\U0010ffff]")  # or four, in UTF-8
 
@@ -102,24 +107,60 @@ def decoded(path: Path) -> str:
         else each line by itself, with U+FFFD for what is neither.
     """
     data = Path(path).read_bytes()
-    text = _strictly(data)
-    if text is None:
-        return "\n".join(map(_decoded_line, data.split(b"\n")))
-    return text
+    encoding = _encoding(lambda: [data])
+    if encoding:
+        return data.decode(encoding)
+    return "\n".join(map(_decoded_line, data.split(b"\n")))
 
 
-def _strictly(data: bytes) -> Optional[str]:
+def lines(path: Path, newline: str) -> Iterator[str]:
+    """Reads the lines of a text file as ``decoded`` would, one at a time.
+
+    Arguments
+    ---------
+    path : Path
+        UTF-8 or cp949.
+    newline : str
+        As for ``open``: what ends a line, which keeps its end.
+
+    Yields
+    ------
+    str
+        A line with its end.
+    """
+    encoding = _encoding(lambda: _chunks(path))
+    if encoding:
+        with open(path, encoding=encoding, newline=newline) as file:
+            yield from file
+        return
+    with open(path, "rb") as file:
+        for line in file:
+            yield from io.StringIO(_decoded_line(line), newline=newline)
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+
+
+def _encoding(chunks: Callable[[], Iterable[bytes]]) -> str:
+    """The encoding of a whole file, given in pieces; empty if it has none."""
     for encoding in ("utf-8-sig", "cp949"):
+        decoder = codecs.getincrementaldecoder(encoding)()
+        is_ascii, is_certain = True, False
         try:
-            text = data.decode(encoding)
+            for chunk in chain(chunks(), [b""]):
+                text = decoder.decode(chunk, final=not chunk)
+                is_ascii = is_ascii and text.isascii()
+                is_certain = is_certain or bool(_THREE_BYTES.search(text))
         except UnicodeDecodeError:
             continue
         # Some syllables of cp949 pass for the two-byte characters of UTF-8,
         # where Hangul has three bytes.
-        certain = text.isascii() or _THREE_BYTES.search(text)
-        if certain or encoding == "cp949":
-            return text
-    return None
+        if is_ascii or is_certain or encoding == "cp949":
+            return encoding
+    return ""
 
 
 def _decoded_line(line: bytes) -> str:
@@ -145,6 +186,6 @@ def numbered_lines(path: Path) -> Iterator[Tuple[int, str]]:
         The line without its end.
     """
     # str.splitlines would also split at U+2028 and others within a text.
-    for number, line in enumerate(decoded(path).split("\n"), start=1):
+    for number, line in enumerate(lines(path, newline="\n"), start=1):
         if line.strip():
-            yield number, line.rstrip("\r")
+            yield number, line.rstrip("\r\n")

@@ -14,7 +14,6 @@ other, and stands in for a missing `speaker`.
 """
 
 import csv
-import io
 import json
 import math
 import os
@@ -195,7 +194,7 @@ def _table(path: Path) -> Iterator[Tuple[int, List[str]]]:
         for number, line in layout.numbered_lines(path):
             yield number, line.split("\t")
         return
-    reader = csv.reader(io.StringIO(layout.decoded(path), newline=""))
+    reader = csv.reader(layout.lines(path, newline=""))
     while True:
         try:
             cells = next(reader)
