@@ -37,6 +37,12 @@ def write_audio(path, seconds=1.0, rate=16000, channels=1, seed=0, **options):
     return path
 
 
+def duration(path, start=None, stop=None):
+    """Seconds of a clip, 0.0 where it holds no samples."""
+    samples, rate = audio.decode(path, start, stop)
+    return len(samples) / rate
+
+
 HOST_READS = ("_local_scalar_dense", "nonzero", "item", "is_nonzero", "equal")
 
 

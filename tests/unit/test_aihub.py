@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from conftest import write_audio
-from local import audio, corpora
+from conftest import duration, write_audio
+from local import corpora
 from local.corpora import aihub, aihub_tree
 
 CLIP = "D01/J18/S000123/0005"
@@ -212,7 +212,7 @@ def test_missing_halves_are_given_and_notes_are_not(tmp_path):
     ]
     assert row(missing_audio) == ("train-a-2", "train", "네")
     with pytest.raises(FileNotFoundError):
-        audio.duration(missing_audio.wav)
+        duration(missing_audio.wav)
     assert row(missing_text) == ("train-a-1", "train", None)
 
 
@@ -261,7 +261,7 @@ def test_archives_pair_with_folders(tmp_path):
     assert (first.text, first.category) == ("네", "D01")
     assert (second.text, second.category) == ("둘", "D02")
     for clip in (first, second):
-        assert audio.duration(clip.wav) == 0.1
+        assert duration(clip.wav) == 0.1
         assert clip.wav.startswith(f"{out}/set-")
     assert sorted(corpus.rglob("*")) == before
     assert not list(out.rglob("*.mp4"))

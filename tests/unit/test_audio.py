@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 import soundfile
-from conftest import write_audio
+from conftest import duration, write_audio
 from local import audio
 
 
@@ -42,7 +42,7 @@ def test_formats_rates_and_channels(tmp_path, suffix, rate, channels):
         assert len(samples) == 16000
     assert pitch(samples) == pytest.approx(440, abs=5)
     assert np.abs(samples[4000:12000]).max() == pytest.approx(0.5, abs=0.05)
-    assert audio.duration(path) == pytest.approx(len(samples) / 16000, abs=1e-4)
+    assert duration(path) == pytest.approx(len(samples) / 16000, abs=1e-4)
 
 
 def test_channels_are_averaged(tmp_path):
@@ -68,7 +68,7 @@ def test_headerless(tmp_path, name, odd):
     samples = audio.read(tmp_path / name)
     assert samples.dtype == np.float32
     assert (samples * 32768).tolist() == values
-    assert audio.duration(tmp_path / name) == 5 / 16000
+    assert duration(tmp_path / name) == 5 / 16000
 
 
 @pytest.mark.parametrize("name", ["clip.wavp", "clip.WAVP"])
@@ -79,10 +79,10 @@ def test_wavp_with_and_without_header(tmp_path, name):
     assert audio.is_headerless(path)
     assert (audio.read(path) * 32768).tolist() == values.tolist()
     path.write_bytes(b"RI")  # a sample, and no RIFF
-    assert audio.is_headerless(path) and audio.duration(path) == 1 / 16000
+    assert audio.is_headerless(path) and duration(path) == 1 / 16000
     write_audio(tmp_path / "clip.wav", 0.5, rate=8000).rename(path)
     assert not audio.is_headerless(path)
-    assert audio.duration(path) == 0.5 and len(audio.read(path)) == 8000
+    assert duration(path) == 0.5 and len(audio.read(path)) == 8000
 
 
 def test_wav_without_header_is_an_error(tmp_path):
@@ -97,7 +97,7 @@ def test_wav_without_header_is_an_error(tmp_path):
 def test_headerless_without_samples(tmp_path, data):
     path = tmp_path / "clip.pcm"
     path.write_bytes(data)
-    assert audio.duration(path) == 0
+    assert duration(path) == 0
     with pytest.raises(ValueError, match="clip.pcm holds no audio"):
         audio.read(path)
 
@@ -126,7 +126,7 @@ def test_cuts(tmp_path, suffix, start, stop, first, last):
         soundfile.write(path, steps, 16000)
     got = np.rint(audio.read(path, start, stop) * 32768)
     assert np.array_equal(got, steps[first:last])
-    assert audio.duration(path, start, stop) == (last - first) / 16000
+    assert duration(path, start, stop) == (last - first) / 16000
 
 
 def test_a_cut_is_made_in_the_seconds_of_the_file(tmp_path):
@@ -142,7 +142,7 @@ def test_a_cut_without_samples(tmp_path, suffix, start, stop):
         write_audio(path)
     else:
         path.write_bytes(bytes(32000))
-    assert audio.duration(path, start, stop) == 0
+    assert duration(path, start, stop) == 0
     with pytest.raises(ValueError, match=f"no audio between {start}"):
         audio.read(path, start, stop)
 
@@ -153,7 +153,7 @@ def test_a_cut_without_samples(tmp_path, suffix, start, stop):
 @pytest.mark.parametrize("name", ["none.wav", "none.pcm", "", "."])
 def test_no_file(tmp_path, name):
     path = os.path.join(tmp_path, name) if name else ""
-    for function in (audio.read, audio.duration):
+    for function in (audio.read, duration):
         with pytest.raises(FileNotFoundError, match="no audio file"):
             function(path)
 
@@ -169,7 +169,7 @@ def test_no_audio_in_it(tmp_path, suffix, data):
 
 def test_a_file_without_samples(tmp_path):
     path = write_audio(tmp_path / "clip.wav", seconds=0)
-    assert audio.duration(path) == 0
+    assert duration(path) == 0
     with pytest.raises(ValueError, match="holds no audio"):
         audio.read(path)
 
@@ -216,6 +216,6 @@ def test_samples_that_are_not_numbers(tmp_path, value):
     samples = tone(0.1)
     samples[7] = value
     soundfile.write(tmp_path / "clip.wav", samples, 16000, subtype="FLOAT")
-    for function in (audio.read, audio.duration):
+    for function in (audio.read, duration):
         with pytest.raises(ValueError, match="samples that are not numbers"):
             function(tmp_path / "clip.wav")

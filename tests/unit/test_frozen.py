@@ -61,7 +61,7 @@ def heard(kept, whisper, rows):
     """What the decoder hears of rows, as in a step of training."""
     batch = PaddedBatch([read(kept, row) for row in rows.values()])
     wavs, lengths = batch.sig
-    return kept.hear(whisper, batch, wavs, lengths)
+    return kept.hear(whisper, batch, {"wav": wavs}, lengths)
 
 
 def alone(whisper, row):
@@ -97,9 +97,9 @@ def encoded(monkeypatch, whisper):
     """Numbers of clips that were encoded at each call."""
     calls, encode = [], whisper.encode
 
-    def counting(wavs, *args):
+    def counting(wavs, *args, **kwargs):
         calls.append(len(wavs))
-        return encode(wavs, *args)
+        return encode(wavs, *args, **kwargs)
 
     monkeypatch.setattr(whisper, "encode", counting)
     return calls
@@ -114,12 +114,15 @@ def test_a_clip_is_encoded_at_full_context_and_trimmed(whisper, rows):
     kept.refresh()
     samples = [packing.read(frozen._clips(r), 80000)[0] for r in rows.values()]
     batch = PaddedBatch([{"sig": clip} for clip in samples])
-    got = kept.hear(whisper, batch, *batch.sig)
+    got = kept.hear(whisper, batch, {"wav": batch.sig.data}, batch.sig.lengths)
     check(got, [alone(whisper, row) for row in rows.values()])
     assert got["encoder_mask"].sum(1).tolist() == list(N_FRAMES.values())
     # Another neighbour, and less padding: the same.
     batch = PaddedBatch([{"sig": samples[0]}])
-    check(kept.hear(whisper, batch, *batch.sig), [alone(whisper, rows["a"])])
+    check(
+        kept.hear(whisper, batch, {"wav": batch.sig.data}, batch.sig.lengths),
+        [alone(whisper, rows["a"])],
+    )
 
 
 ROUNDED_DOWN = [  # relative lengths in fp32 that would lose a frame
@@ -135,7 +138,9 @@ ROUNDED_DOWN = [  # relative lengths in fp32 that would lose a frame
 def test_frames_of_odd_lengths(whisper, n_samples):
     samples = torch.randn(n_samples)
     batch = PaddedBatch([{"sig": samples}, {"sig": torch.randn(80000)}])
-    got = FrozenEncoder("").hear(whisper, batch, *batch.sig)
+    got = FrozenEncoder("").hear(
+        whisper, batch, {"wav": batch.sig.data}, batch.sig.lengths
+    )
     expected = min(-(-n_samples // 320) + 50, 250)
     assert got["encoder_mask"].sum(1).tolist() == [expected, 250]
 
@@ -192,7 +197,9 @@ def test_the_decoder_trains_alike(opened, whisper, rows):
     # And as where nothing is kept.
     samples = [packing.read(frozen._clips(r), 80000)[0] for r in rows.values()]
     batch = PaddedBatch([{"sig": clip} for clip in samples])
-    plain = FrozenEncoder("").hear(whisper, batch, *batch.sig)
+    plain = FrozenEncoder("").hear(
+        whisper, batch, {"wav": batch.sig.data}, batch.sig.lengths
+    )
     _, logits = whisper(TOKENS.expand(4, -1), 3, **plain)
     assert torch.equal(logits, found[0][0])
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from conftest import duration
 from local import audio, corpora
 from local.corpora import huggingface, row_audio
 from test_corpora import read, snapshot
@@ -203,9 +204,9 @@ def test_suffix_fits_the_content(tmp_path):
     found = unpacked(tmp_path / "saved", tmp_path / "out")
     suffixes = [Path(u.wav).suffix for u in found]
     assert suffixes == [".wav", ".flac", ".ogg", ".mp3", ".pcm", ""]
-    assert [audio.duration(u.wav) for u in found[:5:2]] == [0.1, 0.1, 0.05]
+    assert [duration(u.wav) for u in found[:5:2]] == [0.1, 0.1, 0.05]
     with pytest.raises(ValueError, match="cannot be decoded"):
-        audio.duration(found[5].wav)
+        duration(found[5].wav)
 
 
 def test_files_are_read_where_they_are(tmp_path):
@@ -276,7 +277,7 @@ def test_samples_beside_a_rate(tmp_path):
         unpacked(tmp_path / "no_rate", tmp_path / "out")
     data.add_column("sampling_rate", [8000]).save_to_disk(tmp_path / "rate")
     (found,) = unpacked(tmp_path / "rate", tmp_path / "out")
-    assert audio.duration(found.wav) == 0.1
+    assert duration(found.wav) == 0.1
 
 
 def test_a_file_is_written_once_and_again_if_it_has_changed(tmp_path):

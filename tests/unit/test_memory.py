@@ -65,7 +65,7 @@ def hear(whisper, n_clips, seconds):
     wavs = torch.stack([noise(seconds, seed) for seed in range(n_clips)])
     if whisper.freeze_encoder:
         lengths = [wavs.shape[1]] * n_clips
-        heard = frozen._padded(frozen._encode(whisper, wavs, lengths))
+        heard = frozen._padded(frozen._encode(whisper, lengths, wavs))
         return tuple(heard.values())
     return whisper.encode(wavs, wavs.shape[1]), None
 

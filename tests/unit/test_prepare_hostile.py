@@ -117,7 +117,7 @@ def test_a_header_that_promises_too_much(corpus, tmp_path, monkeypatch):
         raise MemoryError("Unable to allocate 1. TiB")
 
     folder = corpus(*WHOLE)
-    monkeypatch.setattr(audio, "_decode", huge)
+    monkeypatch.setattr(audio, "decode", huge)
     with pytest.raises(ValueError, match="of 3; dropped: 3 unreadable_audio"):
         run(folder, tmp_path / "out")
 

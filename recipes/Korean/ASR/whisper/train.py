@@ -19,6 +19,7 @@ from local import (
     batching,
     dataio,
     decode,
+    features,
     files,
     frozen,
     loop,
@@ -63,37 +64,37 @@ class ASR(loop.Loop):
         """
         on_host = batch.sig.lengths
         batch = batch.to(self.device, non_blocking=True)
-        wavs, wav_lens = batch.sig
+        signals, signal_lens = batch.sig  # samples, or the mels of shards
         tokens_bos, bos_lens = batch.tokens_bos
         mask = loss.lengths_to_mask(bos_lens, tokens_bos.shape[1])
         tokens_bos = tokens_bos.masked_fill(~mask, self.tokenizer.pad_token_id)
         n_targets = batch.tokens_eos.data.shape[1]
         if stage == sb.Stage.TRAIN:
-            with torch.autocast(wavs.device.type, enabled=False):
+            with torch.autocast(signals.device.type, enabled=False):
                 if self.hparams.augment:
-                    wavs, _ = self.hparams.wav_augment(wavs, wav_lens)
-                wavs = self.hparams.channel(wavs, on_host)
+                    signals, _ = self.hparams.wav_augment(signals, signal_lens)
+                signals = self.hparams.channel(signals, on_host)
+        heard = features.heard(signals, signal_lens)
+        if stage == sb.Stage.TRAIN:
             if self.whisper.freeze_encoder:
-                heard = self.frozen.hear(self.whisper, batch, wavs, on_host)
+                heard = self.frozen.hear(self.whisper, batch, heard, on_host)
             else:
                 n_samples = self.train_sampler.contexts[self.step - 1]
-                heard = {"wav": wavs, "n_samples": int(n_samples)}
+                heard["n_samples"] = int(n_samples)
             _, logits = self.modules.whisper(tokens_bos, n_targets, **heard)
             return logits, None
         # Ranks hold different numbers of clips: no collective call in here.
-        n_samples = None
         if self.context == "true_length":
             longest_s = float(max(batch.duration))
             n_samples = batching.context_samples(longest_s, self.context_s)
-        states, logits = self.whisper(tokens_bos, n_targets, wavs, n_samples)
+            heard["n_samples"] = n_samples
+        states, logits = self.whisper(tokens_bos, n_targets, **heard)
         return logits, self.decode(states, stage)
 
     def decode(self, encoder_states, stage):
         """Encoder states to texts; greedy in validation."""
-        search = decode.greedy
-        beam_size = self.hparams.test_beam_size
-        if stage == sb.Stage.TEST and beam_size > 1:
-            search = partial(decode.beam, beam_size=beam_size)
+        is_test = stage == sb.Stage.TEST
+        search = decode.search(self.hparams.test_beam_size if is_test else 1)
         n_most = self.hparams.max_new_tokens
         ids = search(self.whisper, encoder_states, n_most, self.suppressed)
         return [text.for_label(self.tokenizer.decode(row)) for row in ids]
@@ -167,12 +168,11 @@ class ASR(loop.Loop):
 
     def explained(self, batch):
         """Out of memory: names the batch, and what to lower."""
-        context_s = (
-            self.train_sampler.contexts[self.step - 1] / audio.SAMPLE_RATE
+        n_samples = self.train_sampler.contexts[self.step - 1]
+        present = {k: vars(self.hparams)[k] for k in out_of_memory.SETTINGS}
+        return out_of_memory.explained(
+            batch, n_samples / audio.SAMPLE_RATE, present, self.device
         )
-        now = vars(self.hparams)
-        present = {k: now[k] for k in out_of_memory.SETTINGS}
-        return out_of_memory.explained(batch, context_s, present, self.device)
 
     def tell_plan(self):
         """What the run will do, and its rates; a dry run ends here."""
@@ -334,7 +334,8 @@ def dataio_prepare(hparams, tokenizer, label_fits, folder, kept, test_only):
     # A test clip over the context is no reason to drop it: it counts as failed.
     sought = test_csvs or [folder / hparams["test_csv"]]
     wanted = dict.fromkeys(sought, float("inf"))
-    if not test_only:
+    shards = hparams["features_folder"]
+    if not (test_only or shards):
         wanted |= {train_csv: longest_s, valid_csv: context_s}
     rows = dataio.load_splits(wanted, hparams["data_folder"], label_fits)
 
@@ -342,8 +343,14 @@ def dataio_prepare(hparams, tokenizer, label_fits, folder, kept, test_only):
     tests = {p.stem: dataset(rows[p], heard, written) for p in test_csvs}
     if test_only:
         return None, None, tests
-    drawn = dataio.draw(rows[valid_csv], hparams["valid_max_utterances"])
-    valid = dataset(drawn, heard, written)
+    n_most = hparams["valid_max_utterances"]
+    if shards:
+        hears = tokenizer, model.load_extractor(hparams["whisper_hub"])
+        both = [features.load(shards, s, *hears) for s in ("train", "valid")]
+        both[1].rows = dataio.draw(both[1].rows, n_most)
+        train, valid = [dataset(s.rows, s.read, s.tokenize, ()) for s in both]
+        return train, valid, tests
+    valid = dataset(dataio.draw(rows[valid_csv], n_most), heard, written)
     heard = audio_or_states if kept.folder else audio_pipeline(longest_s)
     written = text_pipeline(timestamps)
     if hparams["packing"] == "none":

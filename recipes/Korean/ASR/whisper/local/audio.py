@@ -42,21 +42,12 @@ def read(path, start=None, stop=None, sample_rate=SAMPLE_RATE):
     ValueError
         It cannot be decoded, or holds no samples.
     """
-    samples, rate = _decode(path, start, stop)
+    samples, rate = decode(path, start, stop)
     if samples.size == 0:
         raise ValueError(f"{path} holds no audio between {start} and {stop} s")
     if rate != sample_rate:
         samples = _resample(samples, rate, sample_rate)
     return samples
-
-
-def duration(path, start=None, stop=None):
-    """Seconds of a clip, by decoding it; 0.0 where it holds no samples.
-
-    Arguments and errors are those of ``read``.
-    """
-    samples, rate = _decode(path, start, stop)
-    return len(samples) / rate
 
 
 def is_headerless(path):
@@ -83,8 +74,18 @@ def is_headerless(path):
     return suffix in HEADERLESS
 
 
-def _decode(path, start, stop):
-    """Samples and their rate in Hz."""
+def decode(path, start, stop):
+    """Samples at the rate of the file, none if the cut holds none.
+
+    Arguments and errors are those of ``read``.
+
+    Returns
+    -------
+    samples : numpy.ndarray
+        float32, (n_samples,), channels averaged.
+    rate : int
+        Hz
+    """
     if not os.path.isfile(path):
         raise FileNotFoundError(f"no audio file '{path}'")
     if is_headerless(path):

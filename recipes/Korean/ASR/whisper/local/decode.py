@@ -4,6 +4,8 @@ In: a Whisper and its encoder states.
 Out: for each clip the token ids of its text, without prefix and end.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from transformers import WhisperForConditionalGeneration
@@ -41,6 +43,11 @@ def suppressed_tokens(tokenizer, n_vocabulary, suppressed_by_model):
         if token != end and not (text and set(text) <= LABEL_CHARACTERS):
             ids.add(token)
     return sorted(ids)
+
+
+def search(beam_size):
+    """``greedy`` for a beam of 1, else ``beam`` of that size."""
+    return greedy if beam_size == 1 else partial(beam, beam_size=beam_size)
 
 
 @torch.no_grad()

@@ -8,7 +8,6 @@ import contextlib
 import importlib.util
 import json
 import time
-from functools import partial
 from pathlib import Path
 from typing import List, NamedTuple
 
@@ -255,9 +254,7 @@ class WhisperEngine(Engine):
         suppressed = decode.suppressed_tokens(
             tokenizer, whisper.config.vocab_size, whisper.suppressed_by_source
         )
-        self.search = decode.greedy
-        if beam_size > 1:
-            self.search = partial(decode.beam, beam_size=beam_size)
+        self.search = decode.search(beam_size)
         self.limits = max_new_tokens, suppressed
 
     @torch.no_grad()

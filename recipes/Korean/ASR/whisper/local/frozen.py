@@ -9,7 +9,7 @@ import os
 
 import torch
 
-from local import audio, encoder_cache, model, packing, ranks
+from local import audio, encoder_cache, features, model, packing, ranks
 from speechbrain.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -136,7 +136,7 @@ class FrozenEncoder:
         states = torch.zeros(1, self.width, dtype=self.dtype)
         return samples, failed, states, 0, "" if failed else key
 
-    def hear(self, whisper, batch, wavs, relative_lengths):
+    def hear(self, whisper, batch, signals, relative_lengths):
         """States of a batch, from disk where they are; keeps the others.
 
         Arguments
@@ -144,8 +144,8 @@ class FrozenEncoder:
         whisper : local.model.Whisper
         batch : PaddedBatch
             With what ``read`` provides, where a folder is given.
-        wavs : torch.Tensor
-            (batch, samples), 16 kHz.
+        signals : dict
+            From ``features.heard``; a mel only where no folder is given.
         relative_lengths : torch.Tensor
             (batch,), on the host, so that nobody waits for the device.
 
@@ -155,14 +155,17 @@ class FrozenEncoder:
             ``encoder_states`` (batch, frames, width) and ``encoder_mask``
             (batch, frames), for ``Whisper.forward``.
         """
-        lengths = (relative_lengths * wavs.shape[1]).round().long().tolist()
+        (data,) = signals.values()
+        lengths = (relative_lengths * data.shape[1]).round().long().tolist()
+        if "mel" in signals:
+            lengths = [features.least_samples(n) for n in lengths]
         if self.cache is None:
-            return _padded(_encode(whisper, wavs, lengths))
+            return _padded(_encode(whisper, lengths, **signals))
         n_frames = batch.n_frames.tolist()
         missing = [i for i, n in enumerate(n_frames) if n == 0]
         if not missing:  # every later epoch: padded already, by a worker
             return _masked(batch.states.data, n_frames)
-        new = _encode(whisper, wavs[missing], [lengths[i] for i in missing])
+        new = _encode(whisper, [lengths[i] for i in missing], data[missing])
         new = {i: s.to(self.dtype) for i, s in zip(missing, new)}
         sound = [i for i in missing if batch.key[i]]
         self.cache.put_batch(
@@ -198,9 +201,9 @@ def _checkpoints(whisper):
     return 3 * weights_and_moments * trained
 
 
-def _encode(whisper, wavs, lengths):
+def _encode(whisper, lengths, wav=None, mel=None):
     """(frames, width) of each clip: its own and ``TRIM_FRAMES`` more."""
-    states = whisper.encode(wavs)
+    states = whisper.encode(wav, mel=mel)
     n_frames = [whisper.n_frames(n) + model.TRIM_FRAMES for n in lengths]
     return [clip[:n] for clip, n in zip(states, n_frames)]
 

@@ -51,36 +51,45 @@ def _measure_each(utterances):
 
 
 def _measure(utterance):
+    escaped = _escaped(utterance)
+    if escaped:
+        wrong = ("name_not_unicode", f"in {', '.join(escaped)}")
+        return replace(utterance, **escaped), None, wrong
     label = utterance.text
     if label is not None:
-        utterance = replace(utterance, text=text.for_label(label))
-    escaped = _escaped(utterance)
-    if escaped != utterance:
-        return escaped, None, ("name_not_unicode", "in the ID, path or speaker")
+        label = text.for_label(label)
     try:
-        samples, rate = audio._decode(
+        samples, rate = audio.decode(
             utterance.wav, utterance.start, utterance.stop
         )
     except FileNotFoundError as error:
-        return utterance, None, ("missing_audio", str(error))
+        wrong = ("missing_audio", str(error))
     except (OSError, ValueError, MemoryError) as error:
-        return utterance, None, ("unreadable_audio", str(error))
-    label = utterance.text or ""
-    keys = (
-        leakage.of_text(label),
-        leakage.of_audio(samples, rate),
-        bool(text.leftovers(label)),
-    )
-    return replace(utterance, duration=len(samples) / rate), keys, None
+        wrong = ("unreadable_audio", str(error))
+    else:
+        seconds = len(samples) / rate
+        keys = (
+            leakage.of_text(label or ""),
+            leakage.of_audio(samples, rate),
+            bool(text.leftovers(label or "")),
+        )
+        return replace(utterance, text=label, duration=seconds), keys, None
+    return replace(utterance, text=label), None, wrong
 
 
 def _escaped(utterance):
-    """The same, unless a name on the disk or in a list is no Unicode."""
-    escaped = {}
-    for name in NAMES:
-        value = getattr(utterance, name)
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            escaped[name] = value.encode("utf-8", "backslashreplace").decode()
-    return replace(utterance, **escaped) if escaped else utterance
+    """Names on the disk or in a list that are no Unicode, made readable."""
+    values = {name: getattr(utterance, name) for name in NAMES}
+    try:
+        "".join(values.values()).encode()
+    except UnicodeEncodeError:
+        return {
+            name: escaped
+            for name, value in values.items()
+            if (escaped := _readable(value)) != value
+        }
+    return {}
+
+
+def _readable(value):
+    return value.encode("utf-8", "backslashreplace").decode()

@@ -214,15 +214,12 @@ def _fill(store, settings, data_folder, out, label_fits):
         unpack_folder=out / "unpacked",
     )
     max_duration_s = settings["max_duration_s"]
+    keep_no_speech = settings["keep_no_speech"]
     longest_s = {"train": max_duration_s * settings["slowest_speed"]}
     for utterance, keys, wrong in measured.clips(found):
+        longest = longest_s.get(utterance.split, max_duration_s)
         reason = _reason(
-            utterance,
-            wrong,
-            store,
-            longest_s.get(utterance.split, max_duration_s),
-            label_fits,
-            settings["keep_no_speech"],
+            utterance, wrong, store, longest, label_fits, keep_no_speech
         )
         if reason:
             store.drop(utterance, reason, wrong[1] if wrong else "")
@@ -273,9 +270,7 @@ def _totals(store, held_out):
 def _require_clips(splits, store, data_folder):
     if any(split["clips"] for split in splits.values()):
         return
-    reasons = Counter()
-    for (reason, _), n_clips in store.dropped.items():
-        reasons[reason] += n_clips
+    reasons = Counter(reason for reason, _ in store.dropped.elements())
     raise ValueError(
         f"{data_folder}: no clip is left of {sum(reasons.values())}; dropped: "
         + (", ".join(f"{n} {r}" for r, n in reasons.items()) or "none found")
@@ -320,8 +315,7 @@ def for_run(manifest_folder, output_folder, prepare_corpus, **limits):
     folder = Path(output_folder) / "manifests"
     run_on_main(prepare_corpus, kwargs={"out": folder, **limits})
     if if_main_process():
-        report = folder / REPORT
-        shutil.copy(report, output_folder)
+        report = shutil.copy(folder / REPORT, output_folder)
         logger.info("%s\n%s", report, prepare_report.summary(report))
     return folder
 
