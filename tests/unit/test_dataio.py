@@ -1,5 +1,6 @@
 """From manifest rows to tensors, and what is left out on the way."""
 
+import math
 import re
 from functools import partial
 
@@ -43,8 +44,9 @@ def test_a_label_fits_up_to_the_decoders_last_position(tokenizer, unit):
     free = 448 - 4 - 1
     for n in range(int(free / n_unit) - 2, int(free / n_unit) + 3):
         tokens_bos, tokens_eos = dataio.token_ids(unit * n, tokenizer)
-        n_with_prefix_and_end = 4 + len(tokens_eos)
-        assert n_with_prefix_and_end == len(tokens_bos) + 1
+        n_with_prefix_and_end = 5 + len(dataio.encode(unit * n, tokenizer))
+        assert 4 + len(tokens_eos) == len(tokens_bos) + 1
+        assert 4 + len(tokens_eos) == min(n_with_prefix_and_end, 448)
         assert fits(unit * n, tokenizer) == (n_with_prefix_and_end <= 448)
     assert fits(unit, tokenizer) and not fits(unit * 500, tokenizer)
 
@@ -132,6 +134,16 @@ def test_a_clip_without_a_duration_is_left_out_but_of_a_test(load, warnings):
     assert list(load(*rows)) == ["3"]
     assert "2 clips are left out, without a duration: 1, 2" in warnings[0]
     assert len(load(*rows, max_duration_s=float("inf"))) == 3
+
+
+def test_a_test_keeps_a_clip_whose_label_is_too_long(load, warnings, tokenizer):
+    label = "뷁" * 448
+    rows = load(f"1,1,a.wav,,{label}", "2,1,b.wav,,가", max_duration_s=math.inf)
+    assert list(rows) == ["1", "2"]
+    assert "1 clips have long labels, of which the loss" in warnings[0]
+    tokens_bos, tokens_eos = dataio.token_ids(label, tokenizer)
+    assert len(tokens_bos) == 447 and len(tokens_eos) == 444
+    assert tokens_eos[-1] == tokenizer.eos_token_id
 
 
 def test_nothing_to_say(load, warnings):

@@ -69,7 +69,7 @@ def test_mels_of_a_random_source(hub, n_mels):
 
 @pytest.mark.parametrize("n_text, is_cut", [(443, False), (444, True)])
 def test_labels_end_with_the_end_token(tokenizer, n_text, is_cut):
-    ids, cut = features.labels([7] * n_text, tokenizer, 448)
+    ids, cut = dataio.labels([7] * n_text, tokenizer)
     assert cut == is_cut and len(ids) == 448
     assert ids == [*tokenizer.prefix_tokens, *[7] * 443, 50257]
 

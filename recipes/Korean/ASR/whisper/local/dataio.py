@@ -9,7 +9,7 @@ import random
 
 import torch
 
-from local import audio, manifest
+from local import audio, manifest, model
 from speechbrain.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -93,27 +93,27 @@ def load_split(csv_path, data_root, max_duration_s, label_fits):
     too_many = [k for k, r in rows.items() if not label_fits(r["wrd"])]
     empty = [k for k, r in rows.items() if r["duration"] <= 0]
     if max_duration_s == float("inf"):  # a test leaves no clip out
-        empty = []
+        told = "have long labels, of which the loss counts the beginning"
+        _warn(csv_path, told, too_many)
+        empty, too_many = [], []
     for reason, ids in (
         ("without a duration", empty),
         (f"longer than {max_duration_s:.1f} s", too_long),
         ("labels over the decoder's length", too_many),
     ):
-        if ids:
-            logger.warning(
-                "%s: %d clips are left out, %s: %s%s",
-                csv_path,
-                len(ids),
-                reason,
-                ", ".join(ids[:N_SHOWN]),
-                " …" if len(ids) > N_SHOWN else "",
-            )
+        _warn(csv_path, f"are left out, {reason}", ids)
     for identifier in {*empty, *too_long, *too_many}:
         del rows[identifier]
     if not rows:
         raise ValueError(f"{csv_path} has no clip that can be used")
     _require_audio(rows, csv_path, data_root)
     return rows
+
+
+def _warn(csv_path, told, ids):
+    if ids:
+        shown = ", ".join(ids[:N_SHOWN]) + " …" * (len(ids) > N_SHOWN)
+        logger.warning("%s: %d clips %s: %s", csv_path, len(ids), told, shown)
 
 
 def _require_audio(rows, csv_path, data_root):
@@ -195,6 +195,25 @@ def encode(text, tokenizer):
     ]
 
 
+def labels(text_ids, tokenizer):
+    """Prefix, text and end token; the end stays where the text is cut.
+
+    Arguments
+    ---------
+    text_ids : list of int
+    tokenizer : transformers.WhisperTokenizer
+
+    Returns
+    -------
+    ids : list of int
+        As many as the decoder has positions, at most.
+    is_cut : bool
+    """
+    n_free = model.MAX_TOKENS - len(tokenizer.prefix_tokens) - 1
+    kept = [*tokenizer.prefix_tokens, *text_ids[:n_free]]
+    return [*kept, tokenizer.eos_token_id], len(text_ids) > n_free
+
+
 def token_ids(text, tokenizer):
     """Decoder input and target of a label.
 
@@ -206,6 +225,6 @@ def token_ids(text, tokenizer):
         Text and end token. The prefix is given at every decoding and not
         learned, so the target of its last token comes first.
     """
-    text_ids = encode(text, tokenizer)
-    prefix, end = tokenizer.prefix_tokens, tokenizer.eos_token_id
-    return torch.tensor([*prefix, *text_ids]), torch.tensor([*text_ids, end])
+    ids, _ = labels(encode(text, tokenizer), tokenizer)
+    ids = torch.tensor(ids)
+    return ids[:-1], ids[len(tokenizer.prefix_tokens) :]

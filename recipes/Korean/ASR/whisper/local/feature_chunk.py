@@ -121,7 +121,7 @@ def _heard(row, whisper_hub):
     tokenizer, extractor, _ = source(whisper_hub)
     n_most = extractor.n_samples
     text_ids = dataio.encode(row["wrd"], tokenizer)
-    ids, is_cut = features.labels(text_ids, tokenizer, model.MAX_TOKENS)
+    ids, is_cut = dataio.labels(text_ids, tokenizer)
     try:
         samples = audio.read(row["wav"], row["start"], row["stop"])
     except FileNotFoundError as error:

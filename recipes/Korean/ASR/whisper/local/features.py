@@ -160,26 +160,6 @@ def least_samples(n_frames):
     return max(n_frames - N_SILENT, 1) * HOP
 
 
-def labels(text_ids, tokenizer, max_tokens):
-    """Prefix, text and end token; the end stays where the text is cut.
-
-    Arguments
-    ---------
-    text_ids : list of int
-    tokenizer : transformers.WhisperTokenizer
-    max_tokens : int
-        The decoder's positions.
-
-    Returns
-    -------
-    ids : list of int
-    is_cut : bool
-    """
-    n_free = max_tokens - len(tokenizer.prefix_tokens) - 1
-    kept = [*tokenizer.prefix_tokens, *text_ids[:n_free]]
-    return [*kept, tokenizer.eos_token_id], len(text_ids) > n_free
-
-
 def identity(tokenizer, extractor):
     """What of a model shards hang on; models that share it share shards.
 
