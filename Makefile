@@ -17,7 +17,7 @@ quickstart: .venv/installed
 	cd $(RECIPE) && $(PY) train.py hparams/quickstart.yaml
 
 test: .venv/installed
-	$(PY) -m pytest -q --durations=8
+	$(PY) -m pytest -q --durations=8 -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/installed
 	$(PY) -m pytest -q --durations=8 -m slow

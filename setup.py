@@ -16,13 +16,14 @@ setup(
     install_requires=["speechbrain>=1.1", "torch>=2.11", *extra],
     extras_require={
         "bench": ["accelerate"],
-        "ctranslate2": ["ctranslate2>=4.6", "faster-whisper>=1.1"],
+        "ctranslate2": ["faster-whisper>=1.1"],
         "quickstart": ["espeakng-loader>=0.2.4", "scipy"],
         "test": [
-            "ctranslate2>=4.6",
             "espeakng-loader>=0.2.4",
+            "faster-whisper>=1.1",
             "hypothesis",
             "pytest",
+            "pytest-xdist",
             "ruff",
             "scipy",
             "tensorboard",
