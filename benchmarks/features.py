@@ -79,7 +79,14 @@ def figures(folder, whisper_hub, n_clips):
     clips.write(made, folder / "flac")
     made_s = make(folder, whisper_hub)
     tokenizer, extractor, filters = feature_chunk.source(whisper_hub)
-    shards = features.load(folder / "shards", "train", tokenizer, extractor)
+    shards = features.load(
+        folder / "shards",
+        "train",
+        folder / "flac/train.csv",
+        "",
+        tokenizer,
+        extractor,
+    )
     rows = manifest.read(folder / "flac/train.csv", "")
     on_the_fly = partial(
         decode_and_mel, filters=filters, max_samples=extractor.n_samples

@@ -4,7 +4,6 @@ import json
 from collections import Counter
 
 import pytest
-from conftest import RECIPE
 from local import feature_shards
 from outputs import curves, scores
 
@@ -56,13 +55,7 @@ def test_several_corpora_by_weight(here, corpus, tmp_path):
     ]
 
 
-def test_telephone_and_noise(on_audio, here, tmp_path):
-    changed = {
-        "telephone_share": 1.0,
-        "noise_folder": RECIPE / on_audio.output_folder,  # no audio in it
-    }
-    with pytest.raises(ValueError, match="noise_folder=.*none of its"):
-        here(tmp_path / "a", **changed, **CONSTANT)
+def test_telephone(on_audio, here, tmp_path):
     brain = here(tmp_path / "b", telephone_share=1.0, **CONSTANT)
     assert brain.seen == on_audio.seen
     (steps, _), (plain, _) = (

@@ -520,8 +520,18 @@ def test_the_steps_of_weighted_epochs_are_counted_before():
 
 
 def test_weights_without_a_clip_are_refused():
+    corpora = [{"corpus": "zeroth", "weight": 0.01}]
     with pytest.raises(ValueError, match="raise the weight"):
-        epochs([0.01] * 5, 1)
+        batching.weights([{"corpus": "zeroth"}] * 5, corpora)
+
+
+def test_a_resume_with_other_weights_of_the_same_sum(tmp_path):
+    _, batches = epochs([2.0] * 10 + [1.0] * 10, 1)
+    batches.save(tmp_path / "batches.ckpt")
+    batches.load(tmp_path / "batches.ckpt", end_of_epoch=False)
+    _, other = epochs([1.0] * 10 + [2.0] * 10, 1)
+    with pytest.raises(ValueError, match="other batches: weights="):
+        other.load(tmp_path / "batches.ckpt", end_of_epoch=False)
 
 
 CORPORA = [
@@ -536,6 +546,7 @@ CORPORA = [
         (["zeroth", "calls", "zeroth"], CORPORA, [2.0, 1.0, 2.0]),
         (["zeroth", "calls"], [], None),
         (["calls"], CORPORA[1:], None),
+        (["calls"], None, None),
     ],
 )
 def test_weights_of_rows(names, corpora, expected):
@@ -546,3 +557,5 @@ def test_weights_of_rows(names, corpora, expected):
 def test_a_clip_of_no_corpus_is_an_error():
     with pytest.raises(ValueError, match="'other'.*zeroth, calls"):
         batching.weights([{"corpus": "other"}], CORPORA)
+    with pytest.raises(ValueError, match="'other'.*does not name: calls"):
+        batching.weights([{"corpus": "other"}], CORPORA[1:])

@@ -9,7 +9,7 @@ import shutil
 import pytest
 import soundfile
 import torch
-from conftest import noise, write_audio
+from conftest import logged, noise, write_audio
 from datasets import load_from_disk
 from local import audio, dataio, feature_chunk, feature_shards, features, model
 from torch.nn import functional as F
@@ -117,9 +117,12 @@ def make(tmp_path, rows, **options):
     return feature_shards.make(manifests, tmp_path / "out", HUB, **options)
 
 
-def load(tmp_path, split="train", extractor=EXTRACTOR):
+def load(tmp_path, split="train", extractor=EXTRACTOR, manifests="manifests"):
     tokenizer, _, _ = feature_chunk.source(HUB)
-    return features.load(tmp_path / "out", split, tokenizer, extractor)
+    path = tmp_path / manifests / f"{split}.csv"
+    return features.load(
+        tmp_path / "out", split, path, "", tokenizer, extractor
+    )
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +131,25 @@ def finished(corpus, tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("finished")
     make(tmp_path, corpus)
     return tmp_path
+
+
+def test_shards_of_other_manifests_are_refused(copied, corpus):
+    assert len(load(copied).rows) == 5
+    write_manifests(copied / "held_out", train=corpus[1:], valid=corpus[:1])
+    with pytest.raises(ValueError, match="1 clips or labels are not those"):
+        load(copied, manifests="held_out")
+    relabelled = [corpus[0] | {"wrd": "다른 문장"}, *corpus[1:]]
+    write_manifests(copied / "changed", train=relabelled, valid=corpus[:1])
+    with pytest.raises(ValueError, match="1 clips or .*from this run's man"):
+        load(copied, manifests="changed")
+
+
+def test_clips_that_shards_lack_are_told(copied, corpus, monkeypatch):
+    told = logged(monkeypatch, features.logger, "warning")
+    more = [*corpus, corpus[0] | {"ID": "one more"}]
+    write_manifests(copied / "more", train=more, valid=corpus[:1])
+    assert len(load(copied, manifests="more").rows) == 5
+    assert "1 clips of the run's manifests are not in it" in told[0]
 
 
 @pytest.fixture

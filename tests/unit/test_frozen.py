@@ -264,6 +264,22 @@ def test_packs_and_cuts_have_states_of_their_own(opened, whisper, rows):
     assert read(kept, packs["b+1"])["n_frames"] == 215
 
 
+def test_a_clip_that_stands_twice_in_an_epoch_is_kept_once(
+    opened, whisper, rows, monkeypatch
+):
+    kept = opened()
+    keys, put = [], kept.cache.put_batch
+    monkeypatch.setattr(
+        kept.cache, "put_batch", lambda k, s: (keys.extend(k), put(k, s))
+    )
+    kept.refresh()
+    for names in ("aab", "ba"):
+        some = {place: rows[name] for place, name in enumerate(names)}
+        got = heard(kept, whisper, some)
+        check(got, [alone(whisper, rows[name]) for name in names])
+    assert len(keys) == len(set(keys)) == 2
+
+
 def test_ranks_read_what_each_other_kept(
     opened, whisper, rows, encoded, monkeypatch, tmp_path
 ):

@@ -376,7 +376,11 @@ COMBINATIONS = [
         [SHARDS, "--telephone_share=0.5"],
         ["features_folder=.*telephone_share=0"],
     ),
-    ([SHARDS, "--noise_folder=corpus"], [".*set noise_folder='', or leave"]),
+    (
+        [SHARDS, "--noise_folder=corpus"],
+        [".*no audio", ".*set noise_folder=''"],
+    ),
+    ([SHARDS, "--noise_folder="], []),
     ([SHARDS, "--packing=text"], ["features_folder=.*packing='text' needs"]),
     ([SHARDS, FROZEN, CACHE], ["features_folder=.*encoder_cache_folder='sta"]),
     ([TIMES, AUGMENT, "--speeds=[]"], [r"speeds=\[\]: give a list"]),

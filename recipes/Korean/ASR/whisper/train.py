@@ -211,7 +211,7 @@ class ASR(loop.Loop):
                 self.context_s,
                 self.hparams.seed,
                 *ranks.here(),
-                batching.weights(rows, self.hparams.corpora),
+                self.weights,
             )
             self.checkpointer.add_recoverable("batches", batches)
             self.longest = [rows[i]["wrd"] for i in batches.batches[0]]
@@ -274,12 +274,8 @@ class ASR(loop.Loop):
 def dataio_prepare(hparams, tokenizer, label_fits, folder, kept, test_only):
     """Datasets of the manifests in a folder, and their pipelines.
 
-    Returns
-    -------
-    train, valid : DynamicItemDataset
-        None where only tests are run.
-    tests : dict
-        Name of a test set to its DynamicItemDataset.
+    Returns train and valid, each None where only tests are run, and a
+    dictionary of the test sets by name.
     """
     context_s = model.context_seconds(hparams["whisper_hub"])
     timestamps = hparams["packing"] == "timestamps"
@@ -337,7 +333,8 @@ def dataio_prepare(hparams, tokenizer, label_fits, folder, kept, test_only):
     shards = hparams["features_folder"]
     if not (test_only or shards):
         wanted |= {train_csv: longest_s, valid_csv: context_s}
-    rows = dataio.load_splits(wanted, hparams["data_folder"], label_fits)
+    root = hparams["data_folder"]
+    rows = dataio.load_splits(wanted, root, label_fits)
 
     heard, written = audio_pipeline(context_s), text_pipeline(False)
     tests = {p.stem: dataset(rows[p], heard, written) for p in test_csvs}
@@ -346,10 +343,11 @@ def dataio_prepare(hparams, tokenizer, label_fits, folder, kept, test_only):
     n_most = hparams["valid_max_utterances"]
     if shards:
         hears = tokenizer, model.load_extractor(hparams["whisper_hub"])
-        both = [features.load(shards, s, *hears) for s in ("train", "valid")]
-        both[1].rows = dataio.draw(both[1].rows, n_most)
-        train, valid = [dataset(s.rows, s.read, s.tokenize, ()) for s in both]
-        return train, valid, tests
+        train = features.load(shards, "train", train_csv, root, *hears)
+        valid = features.load(shards, "valid", valid_csv, root, *hears)
+        valid.rows = dataio.draw(valid.rows, n_most)
+        both = [dataset(s.rows, s.read, s.tokenize, ()) for s in (train, valid)]
+        return *both, tests
     valid = dataset(dataio.draw(rows[valid_csv], n_most), heard, written)
     heard = audio_or_states if kept.folder else audio_pipeline(longest_s)
     written = text_pipeline(timestamps)
@@ -368,14 +366,15 @@ def main():
         sb.utils.distributed.ddp_init_group(run_opts)
         with open(hparams_file, encoding="utf-8") as file:
             hparams = load_hyperpyyaml(file, overrides)
+        out = hparams["output_folder"]
         if if_main_process():
-            held = files.lock(hparams["output_folder"])  # noqa: F841
+            held = files.lock(out)  # noqa: F841
         checkpointer = hparams["checkpointer"]
         checkpointer.clean()
     except (FileNotFoundError, ValueError) as error:
         sys.exit(f"train.py: {error}")
     sb.create_experiment_directory(
-        experiment_directory=hparams["output_folder"],
+        experiment_directory=out,
         hyperparams_to_save=hparams_file,
         overrides=overrides,
     )
@@ -388,7 +387,7 @@ def main():
     phases.done("settings")
     folder = prepare.for_run(
         hparams["manifest_folder"],
-        hparams["output_folder"],
+        out,
         hparams["prepare"],
         label_fits=label_fits,
         max_duration_s=model.context_seconds(hparams["whisper_hub"]),
@@ -399,7 +398,8 @@ def main():
         hparams, tokenizer, label_fits, folder, kept, run_opts["test_only"]
     )
     if train is not None:
-        args = hparams["output_folder"], hparams["save_folder"], train.data
+        weights = batching.weights(train.data.values(), hparams["corpora"])
+        args = out, hparams["save_folder"], train.data
         run_on_main(settings.require_same_data, args=args)
     phases.done("corpus")
 
@@ -423,9 +423,8 @@ def main():
         tokenizer, whisper.config.vocab_size, whisper.suppressed_by_source
     )
     if train is not None:
-        kept.open(
-            whisper, brain.precision, train.data, hparams["output_folder"]
-        )
+        brain.weights = weights
+        kept.open(whisper, brain.precision, train.data, out)
     phases.done("model")
 
     untouched = not checkpointer.list_checkpoints() and not brain.test_only
@@ -441,9 +440,9 @@ def main():
     brain.test(tests, ["full", "true_length"])
     if if_main_process():
         print(f"\n{metrics.table(brain.test_scores)}\n")
-        print(f"scores      {hparams['output_folder']}/scores")
+        print(f"scores      {out}/scores")
         print(f"checkpoint  {checkpointer.best().path}")
-        print(f"log         {hparams['output_folder']}/train_log.txt")
+        print(f"log         {out}/train_log.txt")
 
 
 if __name__ == "__main__":

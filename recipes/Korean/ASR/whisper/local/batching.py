@@ -4,6 +4,7 @@ In: durations of a split; a budget; this process among how many.
 Out: lists of indices, for a DataLoader's ``batch_sampler``.
 """
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def weights(rows, corpora):
     ---------
     rows : iterable of dict
         With the name of their ``corpus``.
-    corpora : list of dict
+    corpora : list of dict or None
         With ``corpus``, and maybe ``name`` and ``weight``.
 
     Returns
@@ -62,18 +63,24 @@ def weights(rows, corpora):
     Raises
     ------
     ValueError
-        A row is of none of the corpora.
+        A row is of none of the corpora, or an epoch would hold no clip.
     """
-    by_name = {c.get("name", c["corpus"]): c.get("weight", 1) for c in corpora}
-    if all(weight == 1 for weight in by_name.values()):
+    if not corpora:
         return None
+    by_name = {c.get("name", c["corpus"]): c.get("weight", 1) for c in corpora}
     names = [row.get("corpus", "") for row in rows]
     if unknown := sorted(set(names) - set(by_name)):
         raise ValueError(
             f"the manifest has clips of {', '.join(map(repr, unknown))}, which "
             f"corpora does not name: {', '.join(by_name)}"
         )
-    return [float(by_name[name]) for name in names]
+    found = [float(by_name[name]) for name in names]
+    if sum(found) < 1:
+        raise ValueError(
+            f"the weights of {len(found)} clips add up to less than one clip "
+            "an epoch; raise the weight of a corpus in corpora"
+        )
+    return None if set(found) == {1.0} else found
 
 
 @register_checkpoint_hooks
@@ -126,11 +133,6 @@ class Batches(torch.utils.data.Sampler):
         weights=None,
     ):
         self.weights = None if weights is None else np.asarray(weights)
-        if weights is not None and self.weights.sum() < 1:
-            raise ValueError(
-                f"the weights of {len(weights)} clips add up to less than one "
-                "clip an epoch; raise the weight of a corpus in corpora"
-            )
         self.durations_s = np.asarray(durations_s, dtype=np.float64)
         self.batch_size, self.max_batch_length_s = (
             batch_size,
@@ -168,11 +170,11 @@ class Batches(torch.utils.data.Sampler):
             )
 
     def _origin(self):
-        n_clips = len(self.durations_s)
+        weights = None
         if self.weights is not None:
-            n_clips = float(self.weights.sum())
+            weights = hashlib.sha1(self.weights.tobytes()).hexdigest()
         return {
-            "clips": n_clips,
+            "weights": weights,
             "encoder_context": self.encoder_context,
             "batch_size": self.batch_size,
             "max_batch_length": self.max_batch_length_s,

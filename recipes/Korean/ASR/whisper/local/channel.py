@@ -242,7 +242,7 @@ def _stretch(noise, n_samples, place):
 
 def _bank(name, folder, read, seed, device):
     """Waveforms of a folder, up to ten minutes in all, on a device."""
-    paths = _files(folder)
+    paths = audio_files(folder)
     draws = random.Random(seed)
     draws.shuffle(paths)
     bank, bad, n_samples = [], [], 0
@@ -272,8 +272,8 @@ def _bank(name, folder, read, seed, device):
     return bank
 
 
-def _files(folder):
-    """Paths of audio at any depth, sorted."""
+def audio_files(folder):
+    """Paths of audio at any depth of a folder, sorted."""
     found = [
         Path(where) / name
         for where, _, names in os.walk(folder, followlinks=True)

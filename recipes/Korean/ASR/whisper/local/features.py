@@ -14,7 +14,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from local import manifest
 from speechbrain.utils.data_pipeline import GeneratorDynamicItem
+from speechbrain.utils.logger import get_logger
+
+logger = get_logger(__name__)
 
 # `datasets` is imported where shards are read: it costs a second, which runs
 # without shards need not wait.
@@ -250,7 +254,7 @@ def _values(dataset, column, index):
     return dataset[index][column].chunk(0).flatten()
 
 
-def load(folder, split, tokenizer, extractor):
+def load(folder, split, csv_path, data_root, tokenizer, extractor):
     """Opens a split that ``python -m local.features`` has made.
 
     Arguments
@@ -259,6 +263,10 @@ def load(folder, split, tokenizer, extractor):
         Of the shards.
     split : str
         "train" or "valid".
+    csv_path : Path
+        The run's own manifest of this split.
+    data_root : str
+        What ``$data_root`` stands for therein.
     tokenizer, extractor
         Of the model that will read them.
 
@@ -271,7 +279,8 @@ def load(folder, split, tokenizer, extractor):
     FileNotFoundError
         There is no chunk of this split.
     ValueError
-        Chunks are missing, damaged, or made for another model; lists them.
+        Chunks are missing, damaged, or made for another model; lists them. Or
+        they hold clips or labels that are not the manifest's.
     """
     paths = sorted((Path(folder) / split).glob("chunk_*"))
     if not paths:
@@ -294,6 +303,7 @@ def load(folder, split, tokenizer, extractor):
         shards = Shards(_joined(full), len(tokenizer.prefix_tokens))
         n_twice = sum(map(len, full)) - len(shards.rows)
         if n_twice == 0:
+            _require_same(shards.rows, manifest.read(csv_path, data_root))
             return shards
         problems = [f"{n_twice} IDs stand twice"]
     lines = "".join(f"\n  - {problem}" for problem in problems)
@@ -302,6 +312,28 @@ def load(folder, split, tokenizer, extractor):
         "wrong and run the same python -m local.features again, which makes "
         f"what is missing:{lines}"
     )
+
+
+def _require_same(rows, of_manifest):
+    """A run must not train on what its own manifests hold out."""
+    other = [
+        key
+        for key, row in rows.items()
+        if key not in of_manifest or of_manifest[key]["wrd"] != row["wrd"]
+    ]
+    if other:
+        raise ValueError(
+            f"features_folder: {len(other)} clips or labels are not those of "
+            f"the run's manifests, such as {', '.join(other[:N_SHOWN])}; set manifest_folder to the folder "
+            "they were made from, or make them again from this run's manifests"
+        )
+    n_lacking = len(of_manifest) - len(rows)
+    if n_lacking:
+        logger.warning(
+            "features_folder: %d clips of the run's manifests are not in it; "
+            "its features_report.json tells why",
+            n_lacking,
+        )
 
 
 def told(path):

@@ -39,6 +39,7 @@ class FrozenEncoder:
     def __init__(self, folder):
         self.folder = os.path.expanduser(folder or "")
         self.cache = self.dtype = self.width = None
+        self.put = set()  # keys of this epoch
 
     def open(self, whisper, precision, rows, output_folder):
         """Finds what earlier runs kept, and whether the rest has room.
@@ -105,6 +106,7 @@ class FrozenEncoder:
 
     def refresh(self):
         """Finds what all ranks have kept; before an epoch's workers start."""
+        self.put.clear()
         if self.cache is not None:
             self.cache.refresh()
 
@@ -167,10 +169,11 @@ class FrozenEncoder:
             return _masked(batch.states.data, n_frames)
         new = _encode(whisper, [lengths[i] for i in missing], data[missing])
         new = {i: s.to(self.dtype) for i, s in zip(missing, new)}
-        sound = [i for i in missing if batch.key[i]]
-        self.cache.put_batch(
-            [batch.key[i] for i in sound], [new[i] for i in sound]
-        )
+        # A clip of weight 2 stands twice in an epoch.
+        fresh = {batch.key[i]: new[i] for i in missing if batch.key[i]}
+        fresh = {k: s for k, s in fresh.items() if k not in self.put}
+        self.put.update(fresh)
+        self.cache.put_batch(list(fresh), list(fresh.values()))
         kept = [s[:n] for s, n in zip(batch.states.data, n_frames)]
         return _padded([new.get(i, s) for i, s in enumerate(kept)])
 

@@ -18,16 +18,12 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 
-from local import files
+from local import channel, files
 from local.rules import RULES
 
 PLACEHOLDER = "!PLACEHOLDER"
-FOLDERS = (
-    "manifest_folder",
-    "features_folder",
-    "noise_folder",
-    "reverb_folder",
-)
+OF_SOUND = ("noise_folder", "reverb_folder")
+FOLDERS = ("manifest_folder", "features_folder", *OF_SOUND)
 WAVEFORMS_CHANGE = {  # from epoch to epoch, unless so
     "augment": False,
     "telephone_share": 0.0,
@@ -257,6 +253,8 @@ def _missing_folders(plain):
             if folder == "results/quickstart_corpus":
                 remedy = f"first run python -m local.synthesize {folder}"
             problems.append(f"{name}={folder!r}: no such folder; {remedy}")
+        elif name in OF_SOUND and not channel.audio_files(folder):
+            problems.append(f"{name}={folder!r}: holds no audio file")
     return problems
 
 
@@ -290,7 +288,7 @@ def _combinations(plain, given):
         f"encoder_cache_folder={cache!r}: {name}={plain[name]!r} changes every "
         "epoch's waveforms; choose one of the two"
         for name, off in WAVEFORMS_CHANGE.items()
-        if cache and plain.get(name, off) != off
+        if cache and (plain.get(name) or off) != off
     ]
     if plain.get("features_folder"):
         problems += [
@@ -298,7 +296,7 @@ def _combinations(plain, given):
             f"{plain[name]!r} needs waveforms; set {name}={off!r}, or leave "
             "features_folder empty"
             for name, off in NEED_WAVEFORMS.items()
-            if plain.get(name, off) != off
+            if (plain.get(name) or off) != off
         ]
     if plain.get("schedule") == "noam" and plain.get("warmup_steps") == 0:
         problems.append(
