@@ -34,7 +34,7 @@ def test_command(command, tmp_path, monkeypatch):
     arguments = words[words.index("train.py") + 1 :]
     assert (RECIPE / arguments[0]).is_file()
     for i, argument in enumerate(arguments):
-        if re.match(r"--(data|manifest)_folder=", argument):
+        if re.match(r"--(data|manifest|features)_folder=", argument):
             arguments[i] = f"{argument.split('=')[0]}={tmp_path}"
     if not any(a.startswith("--data_folder=") for a in arguments):
         arguments.append(f"--data_folder={tmp_path}")
