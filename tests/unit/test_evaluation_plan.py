@@ -47,7 +47,8 @@ def model_folder(tmp_path):
     def make(name, file="config.json", **provenance):
         folder = tmp_path / name
         folder.mkdir(parents=True)
-        (folder / file).write_text("{}")
+        for each in (file, "model.safetensors", "preprocessor_config.json"):
+            (folder / each).write_text("{}")
         if provenance:
             text = json.dumps(provenance)
             (folder / "provenance.json").write_text(text)
@@ -229,11 +230,14 @@ def test_settings_of_the_first_model_that_tells_them(
     assert list(plan.decoding) == ["precision", "beam_size", "max_new_tokens"]
 
 
-def test_labels_over_the_decoders_length_are_left_out_as_in_training(
-    make, corpus
-):
-    with pytest.raises(ValueError, match="has no clip that can be used"):
-        make(manifests=[corpus("long.csv", "뷁" * 448)])
+def test_labels_over_the_decoders_length_are_scored(make, corpus):
+    plan = make(manifests=[corpus("long.csv", "뷁" * 448)])
+    assert len(plan.sets["long"]) == 1
+
+
+def test_a_dot_within_a_manifests_name_stays(make, corpus):
+    plan = make(manifests=[corpus("test.csv"), corpus("test.noisy.csv")])
+    assert list(plan.sets) == ["test", "test.noisy"]
 
 
 def test_torchrun_gives_each_process_its_gpu(monkeypatch):

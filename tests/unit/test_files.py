@@ -109,10 +109,10 @@ def test_a_folder_in_use_is_refused_until_its_run_ends(tmp_path, other):
     first = other(tmp_path)
     assert first.stdout.readline() == "held\n"
     wanted = (
-        rf"output_folder='{re.escape(str(tmp_path))}' is in use by process "
+        rf"'{re.escape(str(tmp_path))}' is in use by process "
         rf"{first.pid} on {re.escape(socket.gethostname())} since "
         r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d; stop that run, or choose another "
-        r"output_folder"
+        r"folder"
     )
     for _ in range(2):  # being refused, and told why, does not end the lock
         with pytest.raises(ValueError) as raised:
@@ -186,7 +186,7 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, code):
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(OSError, match="choose another output_folder"):
+    with pytest.raises(OSError, match="choose another folder"):
         files.lock(tmp_path / "file" / "run")
 
 

@@ -258,6 +258,22 @@ def test_of_few_clips_no_interval_is_told(write, n, few):
     assert ("6.50 to 7.50" in page.text) != few
 
 
+@pytest.mark.parametrize("n, few", [(1, True), (4, True), (5, False)])
+def test_a_set_of_few_clips_proves_nothing(write, n, few):
+    result = {
+        "model": "m",
+        "test_set": "t",
+        "scores": {"CER": 7.0, "WER": 9.0, "n_utterances": n},
+        "analysis": {"intervals": {"CER": [6.5, 7.5], "WER": [8.5, 9.5]}},
+    }
+    pair = {"test_set": "t", "model_a": "a", "model_b": "m", "n_utterances": n}
+    pair["CER"] = {"difference": -2.0, "low": -3.0, "high": -1.0}
+    page = write({"results": [result], "paired": [pair]})
+    for told in ("6.50 to 7.50", "8.50 to 9.50", "the interval excludes 0"):
+        assert (told in page.text) != few
+    assert ("Too few clips to tell" in page.text) == few
+
+
 # The table of utterances
 
 

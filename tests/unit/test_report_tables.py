@@ -108,6 +108,18 @@ def test_a_table_to_paste():
     ]
 
 
+def test_a_set_of_few_clips_has_no_intervals():
+    results = [result(), result("tuned")]
+    for one in results:
+        one["scores"] = one["scores"] | {"n_utterances": 4}
+    few = pair(-1.5, -0.5) | {"n_utterances": 4}
+    *_, base, tuned, _, _ = tables.markdown(
+        {"results": results, "paired": [few]}
+    ).splitlines()
+    assert "| 10.00 |" in base and "| 30.50 |" in base
+    assert tuned.endswith("| -1.00 (too few clips) from base |")
+
+
 @pytest.mark.parametrize(
     "low, high, holds",
     [

@@ -124,6 +124,39 @@ def test_what_is_no_model(name, error, message, tmp_path, monkeypatch):
         trained.resolve(name)
 
 
+def test_a_folder_that_lacks_weights(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="no weights.*no preprocessor_config"):
+        trained.resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("lr: 1\n", "does not tell best_metric, eval_precision, max_new_tok"),
+        ("lr: [1\n", "hyperparams.yaml cannot be read"),
+    ],
+)
+def test_the_run_of_another_recipe(run, content, message):
+    (run / "hyperparams.yaml").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        trained.resolve(str(run))
+
+
+def test_a_damaged_provenance_is_named(quickstart, tmp_path):
+    folder = shutil.copytree(quickstart, tmp_path / "exported")
+    (folder / trained.PROVENANCE).write_text("{")
+    with pytest.raises(ValueError, match="provenance.json is damaged"):
+        trained.run_settings(trained.resolve(str(folder)))
+
+
+def test_a_misspelt_folder_is_no_hub_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    with pytest.raises(FileNotFoundError, match="no such folder; give"):
+        trained.resolve("results/whispr")
+
+
 def test_a_hub_name_that_is_not_there(monkeypatch):
     def unreachable(name):
         raise OSError(f"{name} is not a local folder\nand so on")

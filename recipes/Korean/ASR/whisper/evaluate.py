@@ -150,7 +150,7 @@ def decode(engine, name, rows, batch_size, num_workers):
 
 def score(records, rows, loss, seconds, n_resamples):
     """All that is counted of one model's texts on one test set."""
-    heard_s = sum(record.duration for record in records)
+    heard_s = sum(r.duration for r in records if not r.failed)
     return {
         "scores": metrics.score(records, loss),
         "analysis": analysis.analyse(records, n_resamples),
@@ -221,6 +221,7 @@ def compared(plan, records, n_resamples):
                 "test_set": name,
                 "model_a": first,
                 "model_b": other,
+                "n_utterances": len(pair[0]),
                 **bootstrap.paired(*pair, n_resamples),
             }
 

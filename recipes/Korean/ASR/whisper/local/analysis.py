@@ -17,7 +17,7 @@ from local.text import without_spaces
 DURATIONS_S = (2, 5, 10, 20, 30)  # each bin holds its upper end
 N_IDS = 50  # of a list
 N_LOOPS = 4  # a piece so many times in a row is a loop
-N_PIECE = 30  # characters
+N_PIECE = 60  # characters
 N_INVENTED = 10  # characters inserted
 N_SHARED = 0.2  # of the shorter text, at most, that an invented one matches
 N_FLUENT = 5  # characters; of a shorter hypothesis nothing can be said
@@ -131,7 +131,7 @@ def flags(record: Record) -> List[str]:
 def is_loop(reference: str, hypothesis: str) -> bool:
     """Whether a hypothesis repeats a piece that its reference does not.
 
-    A piece of 1 to 30 characters, spaces aside, stands at least 4 times in a
+    A piece of 1 to 60 characters, spaces aside, stands at least 4 times in a
     row, and more than twice as often as anywhere in the reference. Equal
     digits of one number are no loop.
 

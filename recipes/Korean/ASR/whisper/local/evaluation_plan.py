@@ -150,8 +150,8 @@ def _source(given):
 
 
 def _place(manifest, prefix):
-    path = Path(manifest).resolve().with_suffix("")
-    return _Place(prefix + path.stem, path.parts, prefix)
+    path = Path(manifest).resolve()
+    return _Place(prefix + path.stem, (*path.parts[:-1], path.stem), prefix)
 
 
 def _apart(places):
@@ -204,13 +204,13 @@ def _wrong_values(values, device):
         for name, rule in RULES.items()
         if (wrong := rule(values[name]))
     ]
-    if values["precision"] == "fp16" and device == "cpu":
+    if values["precision"] == "fp16" and device.startswith("cpu"):
         problems.append("precision='fp16': not on a CPU; choose bf16 or fp32")
     return problems
 
 
 def _label_fits(tokenizer):
-    """As train.py asks; without a model, labels are not what is wrong."""
+    """What warns of long labels; without a model they are not what is wrong."""
     if tokenizer is None:
         return lambda label: True
     return partial(

@@ -94,16 +94,15 @@ def lock(folder):
     except OSError as error:
         raise OSError(
             error.errno,
-            f"cannot write {path}: {error.strerror}; choose another "
-            "output_folder",
+            f"cannot write {path}: {error.strerror}; choose another folder",
         ) from error
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in HELD:
             raise ValueError(
-                f"output_folder='{folder}' is in use by {_holder(file)}; stop "
-                "that run, or choose another output_folder"
+                f"'{folder}' is in use by {_holder(file)}; stop that run, or "
+                "choose another folder"
             ) from None
         logger.warning(
             "output_folder='%s' cannot be locked (%s): start no second run "

@@ -59,7 +59,8 @@ _NUMBER = re.compile(
 # space, before it, and after it.
 _TENFOLD = frozenset("십백천만억조열물른흔쉰순든")  # … 스물, 서른, 마흔
 _NUMERAL = frozenset(DIGITS + "공십백천만억조0123456789")
-_BEFORE = _TENFOLD | _NUMERAL
+_BEFORE = _TENFOLD | _NUMERAL | frozenset("한두세네섯곱덟홉")  # 두세 개
+_SHORT = {"3": "석", "4": "넉"}  # before 달, 장, 잔, 되, …
 
 
 def readings(token: str) -> Set[str]:
@@ -75,6 +76,7 @@ def readings(token: str) -> Set[str]:
     3.5         삼점오 삼쩜오
     3시 20살    세시 스무살                         native, before a counter
     24시간      스물네시간 이십사시간
+    3달 4장     석달 넉장                           석, 넉 before some
     10월        시월                                and 유월
     2천 1만     이천 만                             before 만, 억, 조, 천, 백
     30% 15kg    삼십퍼센트 30퍼센트 십오킬로        and the common units
@@ -108,7 +110,8 @@ def merge(reference: str, hypothesis: str) -> Tuple[str, str, int]:
     A number's reading on the other side is replaced by the digits if the two
     then align; what it counts is spaced as it is there, for 세 시 and 3시 are
     both right. A word that sounds like a number is left alone elsewhere, and
-    where it may be part of a longer number.
+    where it may be part of a longer number; aligned with digits it is taken
+    for the number.
 
     ==============  ==============  ===========================  =
     reference       hypothesis      both                         n
@@ -119,6 +122,8 @@ def merge(reference: str, hypothesis: str) -> Tuple[str, str, int]:
     2명             세명            as they are                  0
     2월             십이월          as they are                  0
     이 일은         그 일은         as they are                  0
+    두세 개         3개             as they are                  0
+    사과            4과             4과                          1
     ==============  ==============  ===========================  =
 
     Arguments
@@ -152,9 +157,12 @@ def _respelled(digits: str, words: str) -> Tuple[str, int]:
 def _written(digits, number, words) -> Optional[str]:
     """``words`` with one number in digits, or None if it is not said there."""
     best, least = None, _distance(digits, words)
+    spaced = Levenshtein.distance(digits, words)
     for begin, end in _places(digits, number, words):
         tail = _spaced(digits[number.end() :], words[end:])
         candidate = words[:begin] + number.group() + tail
+        if Levenshtein.distance(digits, candidate) > spaced:
+            continue  # it spoils spaces, or a number that is alike
         distance = _distance(digits, candidate)
         place = _stands_at(digits, number, candidate)
         if distance < least and place == len(without_spaces(words[:begin])):
@@ -259,6 +267,8 @@ def _whole(number: str, follows: str) -> Set[str]:
     said = (_sino(number) | _mixed(number)) - {number}
     if _COUNTED.match(follows):
         said |= _native(number)
+    if number in _SHORT and re.match(" ?[달장잔자되섬동]", follows):
+        said.add(_SHORT[number])
     if follows.startswith("월") and number in _MONTHS:
         said.add(_MONTHS[number])
     return said

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple, Optional
 
+from ruamel.yaml.error import YAMLError
+
 from local import checkpoints, model, settings
 
 # Ours to those of a run's hyperparams.yaml
@@ -67,7 +69,8 @@ def resolve(source):
         model.context_seconds(source)  # an unknown size is told here
         return Source("hub", source, source)
     if not folder.exists():
-        if source.startswith((".", "/", "~")) or source.count("/") != 1:
+        is_path = source.startswith((".", "/", "~")) or source.count("/") != 1
+        if is_path or folder.parent.is_dir():  # results/misspelt
             raise FileNotFoundError(
                 f"model '{source}': no such folder; give a run's output "
                 "folder, a CKPT+… folder, a Hugging Face or CTranslate2 "
@@ -88,6 +91,7 @@ def resolve(source):
         best = _best(folder)
         return Source("checkpoint", str(best), _name_of_run(folder), folder)
     if (folder / "config.json").is_file():
+        _require_whole(folder)
         return Source("hub", str(folder), folder.name)
     raise ValueError(
         f"model '{source}': the folder holds no save/CKPT+…, CKPT.yaml, "
@@ -113,7 +117,10 @@ def run_settings(source):
     path = Path(source.path) / PROVENANCE
     if not path.is_file():
         return {}
-    present = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        present = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
     return {name: present[name] for name in SETTINGS if name in present}
 
 
@@ -175,8 +182,29 @@ def _require_on_hub(name):
 
 
 def _plain(run):
-    text = (run / "hyperparams.yaml").read_text(encoding="utf-8")
-    return settings.plain(text)
+    path = run / "hyperparams.yaml"
+    try:
+        present = settings.plain(path.read_text(encoding="utf-8")) or {}
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if missing := {"best_metric", *SETTINGS.values()} - set(present):
+        raise ValueError(
+            f"{path} does not tell {', '.join(sorted(missing))}: it is the run "
+            "of another recipe; give a model that local/trained.py names"
+        )
+    return present
+
+
+def _require_whole(folder):
+    """A folder that lacks something is told before another model has worked."""
+    weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*")]
+    lacking = [] if weights else ["weights (model.safetensors)"]
+    if not (folder / "preprocessor_config.json").is_file():
+        lacking.append("preprocessor_config.json")
+    if lacking:
+        raise ValueError(
+            f"model '{folder}' has a config.json, but no {' and no '.join(lacking)}"
+        )
 
 
 def _save_folder(run):

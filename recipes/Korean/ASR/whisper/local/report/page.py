@@ -21,7 +21,6 @@ HERE = Path(__file__).parent
 MINUS = "\N{MINUS SIGN}"
 NO_NUMBER = "\N{EN DASH}"
 N_SPEAKERS = 20  # that are shown, the last model's worst
-N_CLIPS = 5  # of fewer, resampling tells no interval
 N_CONFUSIONS = 15
 N_EMBEDDED = 200
 GROUPS = ("category", "duration", "speaker")
@@ -158,13 +157,15 @@ def _part(result, name):
 def _line(result, models):
     """A model's scores on a set, as a line of a plot."""
     scores = result.get("scores") or {}
-    intervals = _part(result, "intervals")
+    few = tables.is_few(scores.get("n_utterances"))
+    intervals = {} if few else _part(result, "intervals")
     return {
         "model": result["model"],
         "place": models.index(result["model"]),
         "scores": scores,
         "CER": _known(scores.get("CER")),
         "limits": intervals.get("CER"),
+        "few": few,
         "intervals": intervals,
         "real_time_factor": result.get("real_time_factor"),
     }
@@ -215,7 +216,7 @@ def _by(name, results, models, sets):
 
 def _group_line(group, model, models):
     limits = [_known(group.get("low")), _known(group.get("high"))]
-    few = (group.get("n_utterances") or N_CLIPS) < N_CLIPS
+    few = tables.is_few(group.get("n_utterances"))
     return {
         **group,
         "model": model,
@@ -238,7 +239,11 @@ def _differences(paired):
         (
             pair,
             [
-                {**found, "rate": rate, "told": _told(found)}
+                {
+                    **found,
+                    "rate": rate,
+                    "told": _told(found, pair.get("n_utterances")),
+                }
                 for rate, found in pair.items()
                 if isinstance(found, dict)
             ],
@@ -247,8 +252,10 @@ def _differences(paired):
     ]
 
 
-def _told(difference):
+def _told(difference, n_utterances):
     """What a paired difference and its interval say, in words."""
+    if tables.is_few(n_utterances):
+        return "open", "Too few clips to tell"
     low, high = difference["low"], difference["high"]
     if high < 0:
         return "better", "Better: the interval excludes 0"

@@ -18,7 +18,8 @@ def worst_clips(results):
     """Clips with what each model made of them.
 
     Each model's worst clips come first in turn, by edits and then by rate:
-    a base model that fails everywhere does not hide what is left to mend.
+    where not all are listed, a base model that fails everywhere does not hide
+    what is left to mend.
 
     Arguments
     ---------

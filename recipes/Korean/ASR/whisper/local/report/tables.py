@@ -16,6 +16,7 @@ RESULTS = ("repetition", "hallucination", "numbers", "CER_merged", "WER_merged")
 SHOWN = ("CER", "CER_no_space", "WER", "sWER")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes
 MARKUP = re.compile(r"([\\|*`<\[\]])")  # what Markdown reads in a name
+N_CLIPS = 5  # of fewer, resampling tells no interval
 
 
 def write_csv(path, evaluation):
@@ -74,6 +75,11 @@ def _safe(value):
     if isinstance(value, str) and value.startswith(FORMULA):
         return f"'{value}"
     return value
+
+
+def is_few(n_utterances):
+    """Whether resampling tells nothing: of one clip no interval has width."""
+    return n_utterances is not None and n_utterances < N_CLIPS
 
 
 def markdown(evaluation):
@@ -144,6 +150,8 @@ def _cells(result, paired):
     analysis = result.get("analysis") or {}
     intervals = analysis.get("intervals") or {}
     scores = result.get("scores") or {}
+    if is_few(scores.get("n_utterances")):
+        intervals = {}
     rates = [
         _number(scores.get(name)) + _limits(intervals.get(name))
         for name in SHOWN
@@ -161,10 +169,13 @@ def _difference(pair):
     found = pair.get("CER")
     if not found:
         return ""
+    moved = f"{found['difference']:+.2f}"
+    if is_few(pair.get("n_utterances")):
+        return f"{moved} (too few clips) from {_name(pair['model_a'])}"
     limits = [found["low"], found["high"]]
     holds = " (holds 0)" if limits[0] <= 0 <= limits[1] else ""
-    moved = f"{found['difference']:+.2f} [{limits[0]:+.2f}, {limits[1]:+.2f}]"
-    return f"{moved}{holds} from {_name(pair['model_a'])}"
+    within = f"[{limits[0]:+.2f}, {limits[1]:+.2f}]"
+    return f"{moved} {within}{holds} from {_name(pair['model_a'])}"
 
 
 def _number(value):
