@@ -11,7 +11,7 @@ import pytest
 import soundfile
 from conftest import duration, write_audio
 from local import corpora
-from local.corpora import aihub, aihub_tree
+from local.corpora import aihub
 
 CLIP = "D01/J18/S000123/0005"
 
@@ -83,31 +83,6 @@ def test_layouts(tmp_path, source, label, split, form):
     (clip,) = read(tmp_path)
     assert (clip.split, clip.text, clip.wav) == (split, "네", str(wav))
     assert clip.speaker == "S000123" and clip.session == ""
-
-
-@pytest.mark.parametrize(
-    "parts, expected",
-    [
-        (
-            "01.데이터 1.Training 원천데이터_230316 TS1 D01",
-            aihub_tree.Spot("train", "source", ("1", "D01"), ("D01",)),
-        ),
-        (
-            "세트 Training 라벨링데이터 TL_01.식당 json",
-            aihub_tree.Spot(
-                "train", "label", ("세트", "01.식당"), ("01.식당",)
-            ),
-        ),
-        (
-            "D01 원천 S1",
-            aihub_tree.Spot("train", "source", ("D01", "S1"), ("S1",)),
-        ),
-        ("VS2", aihub_tree.Spot("valid", "", ("2",), ())),
-        ("valley", aihub_tree.Spot("train", "", ("valley",), ("valley",))),
-    ],
-)
-def test_what_a_path_says(parts, expected):
-    assert aihub_tree.spot_of(tuple(parts.split())) == expected
 
 
 def test_ids_categories_and_splits(tmp_path):
@@ -268,9 +243,32 @@ def test_archives_pair_with_folders(tmp_path):
     assert read(corpus, unpack_folder=out) == [first, second]
 
 
+def test_archives_that_are_replaced_or_gone(tmp_path):
+    corpus, out = tmp_path / "set", tmp_path / "out"
+    for number in "12":
+        wav, label = zipped({"1.wav": b""}), zipped({"1.txt": number})
+        write(corpus / f"원천데이터/TS_D0{number}.zip", wav)
+        write(corpus / f"라벨링데이터/TL_D0{number}.zip", label)
+    found = [u.text for u in read(corpus, unpack_folder=out)]
+    assert found == ["1", "2"]
+    write(corpus / "라벨링데이터/TL_D01.zip", zipped({"1.txt": "3"}))
+    for gone in corpus.rglob("*_D02.zip"):
+        gone.unlink()
+    assert [u.text for u in read(corpus, unpack_folder=out)] == ["3"]
+
+
+def test_archives_behind_a_link(tmp_path):
+    corpus, disk = tmp_path / "set", tmp_path / "disk"
+    write(disk / "TS_D01.zip", zipped({"1.wav": b""}))
+    write(corpus / "라벨링데이터/TL_D01/1.txt", "네")
+    (corpus / "원천데이터").symlink_to(disk)
+    (clip,) = read(corpus, unpack_folder=tmp_path / "out")
+    assert clip.text == "네" and Path(clip.wav).exists()
+
+
 def test_archives_need_a_folder(tmp_path):
     write(tmp_path / "TS1.zip", zipped({"1.wav": b""}))
-    with pytest.raises(ValueError, match="1 archives, .*set unpack_folder"):
+    with pytest.raises(ValueError, match="1 archives, .*--output_folder"):
         read(tmp_path)
 
 
@@ -296,7 +294,7 @@ def test_headerless_audio_of_another_rate(tmp_path):
     write_audio(corpus / "원천데이터/D01/d.wav", 0.5, 8000)
     content = {"text": "d", "SampleRate": "8000"}
     write_label(corpus / "라벨링데이터/D01/d.json", content)
-    with pytest.raises(ValueError, match="a.wavp has no header, and 8000 Hz"):
+    with pytest.raises(ValueError, match="a.wavp has no .* 8000 Hz.*--out "):
         read(corpus)
     first, *others = read(corpus, unpack_folder=out)
     copied, rate = soundfile.read(first.wav, dtype="int16")
@@ -329,6 +327,25 @@ def test_a_recording_is_cut(tmp_path):
     assert (second.start, second.stop) == (0, 0)  # told as empty audio
     assert third.text is None and third.id == "train-D03-call-3"
     assert read(tmp_path, "pronunciation")[1].text == "삼"
+
+
+@pytest.mark.parametrize(
+    "said, expected",
+    [
+        ("(())", None),
+        ("{laughing} ((xx)).", None),
+        ("(( x ))", None),
+        ("{laughing}", ""),
+        ("", ""),
+        ("(()) 네", "네"),
+        ("((네))", "네"),
+    ],
+)
+def test_speech_that_nobody_understood(tmp_path, said, expected):
+    write(tmp_path / "원천데이터/1.wav")
+    write(tmp_path / "라벨링데이터/1.txt", said)
+    (clip,) = read(tmp_path)
+    assert clip.text == expected
 
 
 def test_one_label_of_many_files(tmp_path):

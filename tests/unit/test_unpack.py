@@ -6,6 +6,7 @@ import os
 import shutil
 import unicodedata
 import zipfile
+import zlib
 from collections import namedtuple
 
 import pytest
@@ -157,22 +158,43 @@ def test_archives_that_need_no_unpacking(corpus, out):
 
 def test_a_second_start_writes_what_is_not_there(corpus, out):
     inner = packed({"가.txt": b"inner"}, Named)
-    members = {"a.txt": b"aa", "b.txt": b"bb", "in/n.zip": inner}
+    members = {"a.wav": b"aa", "b.txt": b"bb", "in/n.zip": inner}
     write(corpus / "x.zip", packed(members))
     unpack.unpack(corpus, out)
     expected = {
-        "x/a.txt": b"aa",
+        "x/a.wav": b"aa",
         "x/b.txt": b"bb",
         "x/in/n/가.txt": b"inner",
-        "x/in/n.unpacked": b"",
+        "x/in/n.unpacked": f"{len(inner)} {zlib.crc32(inner):08x}".encode(),
     }
     assert tree(out) == expected
-    write(out / "x/a.txt", b"zz")  # of its size: not looked into
+    write(out / "x/a.wav", b"zz")  # of its size: not looked into
     write(out / "x/b.txt", b"b")  # cut short
     kept = (out / "x/in/n/가.txt").stat().st_ino
     assert unpack.unpack(corpus, out) == []
-    assert tree(out) == {**expected, "x/a.txt": b"zz"}
+    assert tree(out) == {**expected, "x/a.wav": b"zz"}
     assert (out / "x/in/n/가.txt").stat().st_ino == kept
+
+
+@pytest.mark.parametrize("name", ["a.txt", "b.JSON"])
+def test_a_label_is_compared_with_its_archive(corpus, out, name):
+    for said in (b"aa", b"zz"):
+        inner = packed({name: said})
+        write(corpus / "x.zip", packed({name: said, "n.zip": inner}))
+        unpack.unpack(corpus, out)
+        assert tree(out)[f"x/{name}"] == said
+        assert tree(out)[f"x/n/{name}"] == said
+
+
+def test_links_are_followed_but_not_back(corpus, out, tmp_path):
+    write(tmp_path / "disk/x.zip", packed({"a.txt": b"a"}))
+    write(corpus / ".hidden/y.zip", packed({"b.txt": b"b"}))
+    (corpus / "link").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk/back").symlink_to(corpus)
+    (tmp_path / "disk/self").symlink_to(tmp_path / "disk")
+    assert list(unpack.find(corpus)) == [corpus / "link/x.zip"]
+    assert unpack.unpack(corpus, out) == []
+    assert tree(out) == {"link/x/a.txt": b"a"}
 
 
 def test_a_damaged_member_is_left_out_and_told(corpus, out, warned):
@@ -228,7 +250,7 @@ def test_room_is_asked_for_before_anything_is_written(corpus, out, monkeypatch):
     write(corpus / "x.zip", packed({"a.txt": bytes(600), "b.mp4": bytes(900)}))
     write(corpus / "y.zip", packed({"a.txt": bytes(500)}))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 1099))
-    with pytest.raises(OSError, match="0.0 GB in .*set unpack_folder") as error:
+    with pytest.raises(OSError, match="0.0 GB in .*--output_fold") as error:
         unpack.unpack(corpus, out, {".txt"})
     assert error.value.errno == errno.ENOSPC
     assert tree(out) == {}
@@ -253,6 +275,6 @@ def test_a_full_disk_stops(corpus, out, monkeypatch):
 def test_nothing_is_written_into_the_corpus(corpus, place):
     write(corpus / "x.zip", packed({"a.txt": b"a"}))
     before = tree(corpus)
-    with pytest.raises(ValueError, match="unpack_folder=.*lies inside"):
+    with pytest.raises(ValueError, match="lies inside .*--output_folder"):
         unpack.unpack(corpus, corpus / place)
     assert tree(corpus) == before

@@ -30,6 +30,11 @@ from speechbrain.utils.logger import get_logger
 logger = get_logger(__name__)
 
 DONE = ".unpacked"  # beside the folder of a nested archive that is complete
+CHOOSE = (
+    "choose another output folder (--output_folder, or --out of local.prepare)"
+)
+# Of labels, which are corrected: their content is compared, too.
+COMPARED = (".json", ".txt")
 CHUNK = 1 << 20  # bytes
 UTF8_FLAG = 0x800
 
@@ -66,7 +71,7 @@ def find(folder: Path) -> Dict[Path, List[Path]]:
     Arguments
     ---------
     folder : Path
-        Searched to any depth.
+        Searched to any depth, through links, but for hidden folders.
 
     Returns
     -------
@@ -75,8 +80,10 @@ def find(folder: Path) -> Dict[Path, List[Path]]:
         the files that hold it, parts by their number.
     """
     found: Dict[Path, List[Path]] = {}
-    for place, below, names in os.walk(Path(folder).absolute()):
-        below.sort()
+    for place, below, names in os.walk(
+        Path(folder).absolute(), followlinks=True
+    ):
+        below[:] = followed(place, below)
         parts: Dict[Path, Dict[int, Path]] = {}
         for name in sorted(names):
             part = _PART.fullmatch(name)
@@ -93,14 +100,48 @@ def find(folder: Path) -> Dict[Path, List[Path]]:
     return found
 
 
+def followed(place: str, below: List[str]) -> List[str]:
+    """The folders in a folder that are walked through, sorted.
+
+    Arguments
+    ---------
+    place : str
+        Path of the folder, as it was reached.
+    below : list of str
+        Names of those in it.
+
+    Returns
+    -------
+    list of str
+        Not the hidden ones, and no link back to where the walk came through.
+    """
+    return sorted(
+        name
+        for name in below
+        if name[0] != "." and name != "__MACOSX" and not _loops(place, name)
+    )
+
+
+def _loops(place: str, name: str) -> bool:
+    path = Path(place, name)
+    if not path.is_symlink():
+        return False
+    target = os.path.realpath(path)
+    return any(
+        os.path.commonpath([target, os.path.realpath(above)]) == target
+        for above in path.parents
+    )
+
+
 def unpack(
     folder: Path, out: Path, suffixes: Optional[Collection[str]] = None
 ) -> List[str]:
     """Unpacks every archive below a folder, nested ones too.
 
     A member that lies there in its full size is not written again, so that a
-    second start goes on where the first was stopped. Names are UTF-8 or
-    cp949, whatever the archive says, and are composed (NFC).
+    second start goes on where the first was stopped; a label must have its
+    checksum, too. Names are UTF-8 or cp949, whatever the archive says, and
+    are composed (NFC).
 
     Arguments
     ---------
@@ -126,11 +167,11 @@ def unpack(
     folder, out = Path(folder).absolute(), Path(out).absolute()
     if folder.resolve() in [out.resolve(), *out.resolve().parents]:
         raise ValueError(
-            f"unpack_folder={out} lies inside {folder}, into which nothing is "
-            "written; choose another folder"
+            f"{out} lies inside {folder}, into which nothing is written; "
+            f"{CHOOSE}"
         )
     archives = find(folder)
-    targets = {p: _target(p, folder, out) for p in archives}
+    targets = {p: target(p, folder, out) for p in archives}
     _require_space(_missing_bytes(archives, targets, suffixes), folder, out)
     problems: List[str] = []
     bar = tqdm(desc="unpacking", unit="B", unit_scale=True, dynamic_ncols=True)
@@ -143,7 +184,9 @@ def unpack(
     return problems
 
 
-def _target(archive: Path, folder: Path, out: Path) -> Path:
+def target(archive: Path, folder: Path, out: Path) -> Path:
+    """The folder below ``out`` that gets what an archive below ``folder``
+    holds."""
     relative = archive.relative_to(folder).with_suffix("")
     return out / unicodedata.normalize("NFC", str(relative))
 
@@ -170,7 +213,7 @@ def _require_space(needed: int, source: Path, out: Path) -> None:
         raise OSError(
             errno.ENOSPC,
             f"unpacking {source} takes {needed / 1e9:.1f} GB in {out}, where "
-            f"{free / 1e9:.1f} GB are free; set unpack_folder to a larger disk",
+            f"{free / 1e9:.1f} GB are free; {CHOOSE} on a larger disk",
         )
 
 
@@ -195,8 +238,7 @@ def _unpack(path, held, target, suffixes, bar) -> Iterator[str]:
 
 def _nested(path, archive, info, goal, suffixes, bar) -> Iterator[str]:
     """Unpacks an archive in an archive, by way of a copy."""
-    done = goal.with_suffix(DONE)
-    if done.exists():
+    if _is_there(info, goal):
         return
     problems = list(_written(path, archive, info, goal, bar))
     if not problems:
@@ -206,13 +248,13 @@ def _nested(path, archive, info, goal, suffixes, bar) -> Iterator[str]:
         problems = list(_unpack(goal, [goal], folder, suffixes, bar))
     goal.unlink(missing_ok=True)
     if not problems:
-        done.touch()
+        goal.with_suffix(DONE).write_text(_stamp(info))
     yield from problems
 
 
 def _written(path, archive, info, goal, bar) -> Iterator[str]:
     """Writes a member; yields why it cannot be."""
-    if _is_there(info, goal):
+    if _is_there(info, goal) and _is_same(info, goal):
         return
     try:
         goal.parent.mkdir(parents=True, exist_ok=True)
@@ -230,12 +272,30 @@ def _written(path, archive, info, goal, bar) -> Iterator[str]:
 def _is_there(info: zipfile.ZipInfo, goal: Optional[Path]) -> bool:
     if goal is None:
         return True  # nothing will be written
-    if goal.suffix.lower() == ".zip" and goal.with_suffix(DONE).exists():
-        return True
     try:
+        if goal.suffix.lower() == ".zip":
+            done = goal.with_suffix(DONE).read_text("utf-8", "replace")
+            return done == _stamp(info)
         return goal.stat().st_size == info.file_size
     except OSError:
         return False
+
+
+def _stamp(info: zipfile.ZipInfo) -> str:
+    return f"{info.file_size} {info.CRC:08x}"
+
+
+def _is_same(info: zipfile.ZipInfo, goal: Path) -> bool:
+    if goal.suffix.lower() not in COMPARED:
+        return True  # to read all audio at each start would take hours
+    checksum = 0
+    try:
+        with open(goal, "rb") as file:
+            for chunk in iter(lambda: file.read(CHUNK), b""):
+                checksum = zlib.crc32(chunk, checksum)
+    except OSError:
+        return False
+    return checksum == info.CRC
 
 
 def _members(

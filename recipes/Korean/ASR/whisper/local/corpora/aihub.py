@@ -8,11 +8,12 @@ Licence: that of AI Hub, on application, for Korean nationals
 Size: some 100 to 10,000 h a set; WAV of 8 to 48 kHz, or headerless PCM.
 
 Audio and label have one path below 원천데이터 and 라벨링데이터, but for dates,
-archives (TS1, TL1) and folders named for a format. Where they have not, one
-path may end with the other; else a stem that stands once among the audio and
-once among the labels left over pairs them. aihub_tree.py reads the paths,
-aihub_labels.py the labels. Labels in tables (xlsx, csv) and archives other
-than zip are not read: their clips count as missing.
+archives (TS1, TL1) and folders named for a format; these count where two clips
+had one path without them. Where they have not, one path may end with the
+other; else a stem that stands once among the audio and once among the labels
+left over pairs them. aihub_tree.py reads the paths, aihub_labels.py the labels.
+Labels in tables (xlsx, csv) and archives other than zip are not read: their
+clips count as missing.
 
 Pairing holds the names of the audio, about 100 bytes a clip, and the paths of
 labels without audio at theirs; labels are read one at a time.
@@ -68,7 +69,7 @@ def transcripts(folder: Path) -> Iterator[Path]:
 
 
 def _transcripts(folder: Path) -> Iterator[Path]:
-    for place, _, names in tree.walk(folder):
+    for place, _, names in tree.walk(tree.Root(folder, folder)):
         for name in names:
             if tree.suffix_of(name) in aihub_labels.SUFFIXES:
                 yield Path(place, name)
@@ -99,7 +100,8 @@ def read(
         Its category is the set's own code, such as D01, or the first folder
         below 원천데이터. A cut of a recording has the recording as its
         session, and speakers numbered in it bear its name. Labels without
-        audio and audio without label are there, too.
+        audio and audio without label are there, too. Speech that nobody
+        understood has no text.
 
     Raises
     ------
@@ -114,7 +116,7 @@ def read(
     folder = Path(folder).absolute()
     _require_layout(folder)
     out = _own_folder(folder, unpack_folder)
-    roots = [folder, *_unpacked(folder, out)]
+    roots = [tree.Root(folder, folder), *_unpacked(folder, out)]
     clips = tree.indexed(roots)
     for found in _paired(roots, clips):
         yield from _utterances(*found, clips, text_form, out)
@@ -126,7 +128,7 @@ def read(
 def _require_layout(folder: Path) -> None:
     suffixes = (
         tree.suffix_of(name)
-        for *_, names in tree.walk(folder)
+        for *_, names in tree.walk(tree.Root(folder, folder))
         for name in names
     )
     if not any(s in tree.SUFFIXES for s in suffixes) and not unpack.find(
@@ -142,25 +144,29 @@ def _own_folder(folder: Path, unpack_folder) -> Optional[Path]:
     return Path(unpack_folder).absolute() / name if unpack_folder else None
 
 
-def _unpacked(folder: Path, out: Optional[Path]) -> List[Path]:
+def _unpacked(folder: Path, out: Optional[Path]) -> List[tree.Root]:
+    """Not what archives left there that are gone."""
     archives = unpack.find(folder)
     if not archives:
         return []
     if out is None:
         raise ValueError(
             f"data_folder={folder} holds {len(archives)} archives, such as "
-            f"{next(iter(archives))}; set unpack_folder to a folder with room "
-            "for their content, or unpack each beside itself, into a folder "
-            "of its name"
+            f"{next(iter(archives))}; {unpack.CHOOSE} with room for their "
+            "content, or unpack each beside itself, into a folder of its name"
         )
-    unpack.unpack(folder, out / "archives", tree.SUFFIXES)
-    return [out / "archives"]
+    top = out / "archives"
+    unpack.unpack(folder, top, tree.SUFFIXES)
+    targets = {unpack.target(archive, folder, top) for archive in archives}
+    return [tree.Root(target, top) for target in sorted(targets)]
 
 
 # Pairing
 
 
-def _paired(roots: List[Path], clips: Dict[str, tree.Clips]) -> Iterator[tuple]:
+def _paired(
+    roots: List[tree.Root], clips: Dict[str, tree.Clips]
+) -> Iterator[tuple]:
     """(spot, path, label, {file that a segment names: (its key, its stem)});
     the key is None where there is no such file."""
     waiting = []
@@ -271,6 +277,8 @@ def _of_segment(
     if said is not None:
         said = aihub_labels.without_tags(said)
         said = text.ksponspeech(said, text_form)
+        if not text.for_scoring(said) and aihub_labels.is_unclear(segment.text):
+            said = None  # empty would be for a clip without speech
     is_cut = segment.start is not None
     if _LOCAL_NAME.fullmatch(speaker):
         speaker = f"{clip.id}-{speaker}" if is_cut else ""
@@ -291,8 +299,8 @@ def _at_rate(wav: str, rate: Optional[int], goal: Optional[Path]) -> str:
         return wav
     if goal is None:
         raise ValueError(
-            f"{wav} has no header, and {rate} Hz by its label: set "
-            "unpack_folder to a folder with room for a WAV of each such file"
+            f"{wav} has no header, and {rate} Hz by its label: "
+            f"{unpack.CHOOSE} with room for a WAV of each such file"
         )
     if not goal.exists():
         goal.parent.mkdir(parents=True, exist_ok=True)

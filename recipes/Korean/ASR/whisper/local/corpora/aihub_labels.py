@@ -273,8 +273,9 @@ _SOUNDS = (
     "재채기|헛기침|비프음|laughing|laughter|laugh|clearing|singing|applause|"
     "applausing|noise|music|bgm|silence|cough|coughing|sniffing|breath"
 )
+_UNCLEAR = r"\(\(\s*[xX]*\s*\)\)"
 _UNSAID = re.compile(
-    r"\(\(\s*[xX]*\s*\)\)"
+    rf"{_UNCLEAR}"
     r"|\{[^{}]*\}"
     rf"|[\[<]\s*(?:{_SOUNDS})\s*[\]>]"
     # Not half of a pair.
@@ -296,6 +297,11 @@ _MASKED = re.compile(
     r")(\d*)[&#]?(?![A-Za-z])"
 )
 _STARS = re.compile(r"\*{2,}|[○◯●]+|(?<!\S)[xX]{2,}(?!\S)")
+
+
+def is_unclear(raw: str) -> bool:
+    """Whether a transcript notes speech that nobody understood, "(())"."""
+    return re.search(_UNCLEAR, text.for_label(raw)) is not None
 
 
 def without_tags(raw: str) -> str:
