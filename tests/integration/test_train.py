@@ -67,7 +67,7 @@ def test_audio_that_is_not_there_is_told_before_training(
 ):
     folder, _ = trained
     settings = {"manifest_folder": folder / "manifests", "data_folder": "."}
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(SystemExit) as told:
         here(tmp_path, **settings)
     assert str(told.value).count("none of its audio is there") == 3
     assert not checkpoints(tmp_path)
@@ -181,7 +181,7 @@ def test_checkpoints_of_another_model_are_refused(trained, here):
 def test_other_training_data_in_one_folder_is_refused(trained, here):
     folder, _ = trained
     other = {"train_csv": "test.csv", "valid_csv": "train.csv", **RANDOM}
-    with pytest.raises(ValueError, match="a run on other training clips"):
+    with pytest.raises(SystemExit, match="a run on other training clips"):
         here(folder, number_of_epochs=3, **other)
     assert "epoch: 3," not in (folder / "train_log.txt").read_text()
 

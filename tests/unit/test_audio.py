@@ -114,7 +114,7 @@ def test_headerless_without_samples(tmp_path, data):
         (None, 0.5, 0, 8000),
         (0.25, 0.5, 4000, 8000),
         (0.0, 1.0, 0, 16000),
-        (0.9, 5.0, 14400, 16000),  # what there is of it
+        (0.9, 1.5, 14400, 16000),  # what there is of it
     ],
 )
 def test_cuts(tmp_path, suffix, start, stop, first, last):
@@ -127,6 +127,58 @@ def test_cuts(tmp_path, suffix, start, stop, first, last):
     got = np.rint(audio.read(path, start, stop) * 32768)
     assert np.array_equal(got, steps[first:last])
     assert duration(path, start, stop) == (last - first) / 16000
+
+
+@pytest.mark.parametrize("suffix", ["wav", "pcm"])
+@pytest.mark.parametrize(
+    "start, stop, is_told",
+    [
+        (0.2, 1.5, False),
+        (0.2, 1.51, True),
+        (None, 3200.0, True),  # milliseconds, taken for seconds
+        (0.9, 25.0, True),
+        (0.9, None, False),
+        (1.0, 25.0, False),  # no sample of it: an empty clip
+    ],
+)
+def test_a_cut_beyond_the_end(tmp_path, suffix, start, stop, is_told):
+    path = tmp_path / f"clip.{suffix}"
+    write_audio(tmp_path / "clip.wav", rate=8000)
+    (tmp_path / "clip.pcm").write_bytes(bytes(32000))
+    if not is_told:
+        audio.decode(path, start, stop)
+        return
+    with pytest.raises(ValueError) as error:
+        audio.decode(path, start, stop)
+    told = f"{path} ends at 1.00 s, within the cut from {start or 0} to {stop}"
+    assert told in str(error.value)
+
+
+def test_what_a_broken_file_lacks_of_a_cut(tmp_path):
+    path = write_audio(tmp_path / "clip.wav", seconds=4)
+    path.write_bytes(path.read_bytes()[:48000])
+    with pytest.raises(ValueError, match=r"clip.wav ends at 1\.50 s"):
+        audio.decode(path, 1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    "start, stop, n_read",
+    [(None, None, 16000), (0.25, 0.5, 4000), (0.75, None, 4000), (9, 10, 0)],
+)
+def test_of_a_headerless_file_only_the_cut_is_read(
+    tmp_path, monkeypatch, start, stop, n_read
+):
+    path, fromfile, bytes_read = tmp_path / "clip.pcm", np.fromfile, []
+
+    def counted(*args, **options):
+        found = fromfile(*args, **options)
+        bytes_read.append(found.nbytes)
+        return found
+
+    path.write_bytes(bytes(32001))
+    monkeypatch.setattr(np, "fromfile", counted)
+    assert len(audio.decode(path, start, stop)[0]) == n_read
+    assert bytes_read == [2 * n_read]
 
 
 def test_a_cut_is_made_in_the_seconds_of_the_file(tmp_path):

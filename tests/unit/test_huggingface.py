@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from conftest import duration
+from conftest import duration, write_audio
 from local import audio, corpora
 from local.corpora import huggingface, row_audio
 from test_corpora import read, snapshot
@@ -358,3 +358,83 @@ def test_prepared(tmp_path):
     assert sum(report["dropped"].values()) == 3
     assert report["dropped"]["missing_transcript"] == 1
     assert report["dropped"]["missing_audio"] == 1
+
+
+# Several data sets in a folder, and a disk that is too small for its audio
+
+
+def write_parquet(*paths):
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        simple("하나").to_parquet(path)
+
+
+@pytest.mark.parametrize("below", ["", "data"])
+def test_several_data_sets_in_a_folder(tmp_path, below):
+    place = tmp_path / below
+    names = [place / name / "train-0.parquet" for name in ("ko", "en")]
+    write_parquet(*names, place / ".cache/train-0.parquet")
+    for function in (corpora.transcripts, unpacked_all):
+        with pytest.raises(ValueError) as error:
+            function("huggingface", tmp_path)
+        assert f"choose {place}/en, {place}/ko, or" in str(error.value)
+    assert len(unpacked(place / "ko", tmp_path / "out")) == 1
+
+
+def unpacked_all(_, folder):
+    return unpacked(folder, folder / "../out")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train/0.parquet", "test/0.parquet"),
+        ("data/train-0.parquet", "data/validation-0.parquet"),
+        ("ko/train/0.parquet", "ko/test/0.parquet"),
+    ],
+)
+def test_one_data_set_in_several_folders(tmp_path, names):
+    write_parquet(*(tmp_path / "set" / name for name in names))
+    found = unpacked(tmp_path / "set", tmp_path / "out")
+    assert [u.text for u in found] == ["하나", "하나"]
+
+
+def free_bytes(monkeypatch, n_bytes):
+    usage = shutil._ntuple_diskusage(0, 0, n_bytes)
+    monkeypatch.setattr(huggingface.shutil, "disk_usage", lambda _: usage)
+
+
+def test_free_space_is_asked_before_audio_is_written(tmp_path, monkeypatch):
+    kept = simple(*"가나다라마바").select([0, 3])  # two of six are written
+    folder = saved(tmp_path / "saved", train=kept, test=simple("사"))
+    free_bytes(monkeypatch, 3 * len(sound()) - 1)
+    with pytest.raises(ValueError) as error:
+        unpacked(folder, tmp_path / "out/unpacked")
+    assert "takes about 0.0 GB as files in" in str(error.value)
+    assert "where 0.0 GB are free" in str(error.value)
+    assert not (tmp_path / "out").exists()
+    free_bytes(monkeypatch, 4 * len(sound()))
+    assert len(unpacked(folder, tmp_path / "out/unpacked")) == 3
+    free_bytes(monkeypatch, 1000)  # all is there already
+    assert len(unpacked(folder, tmp_path / "out/unpacked")) == 3
+
+
+def test_free_space_for_a_stream_that_tells_its_size(tmp_path, monkeypatch):
+    write_parquet(tmp_path / "set/train-0.parquet")
+    free_bytes(monkeypatch, 1000)
+    assert len(unpacked(tmp_path / "set", tmp_path / "out")) == 1
+    (tmp_path / "set/README.md").write_text(
+        "---\ndataset_info:\n  splits:\n  - name: train\n"
+        "    num_bytes: 50000000000\n    num_examples: 1\n---\n"
+    )
+    with pytest.raises(ValueError, match="takes about 50.0 GB as files in"):
+        unpacked(tmp_path / "set", tmp_path / "out")
+
+
+def test_samples_and_paths_ask_for_no_space(tmp_path, monkeypatch):
+    free_bytes(monkeypatch, 0)
+    wav = str(write_audio(tmp_path / "a.wav", 0.1))
+    for name, cells in (("paths", [wav]), ("arrays", [[0.5] * 1600])):
+        columns = {"audio": cells, "text": ["가"], "sampling_rate": [16000]}
+        datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / name)
+        assert len(unpacked(tmp_path / name, tmp_path / "out")) == 1

@@ -66,22 +66,23 @@ def test_each_kind_is_counted_by_split(store):
                 "texts": {
                     "shared": 1,
                     "clips": 2,
-                    "examples": [["train0", "valid3"]],
+                    "examples": [{"train": "train0", "valid": "valid3"}],
                 },
                 "speakers": {
                     "shared": 1,
                     "clips": 1,
-                    "examples": [["train0", "valid4"]],
+                    "examples": [{"train": "train0", "valid": "valid4"}],
                 },
                 "audio": {
                     "shared": 1,
                     "clips": 1,
-                    "examples": [["train0", "valid3"]],
+                    "examples": [{"train": "train0", "valid": "valid3"}],
                 },
             },
             "test": dict.fromkeys(("texts", "speakers", "audio"), none),
             "test_none": dict.fromkeys(("texts", "speakers", "audio"), none),
         },
+        "without_speaker": {"train": 1, "valid": 1},
         "copies_in_train": {"clips": 0, "examples": []},
     }
 
@@ -91,7 +92,7 @@ def test_copies_within_train(store):
         add(store, "train", sound=sound)
     assert leakage.between(store, ["train"])["copies_in_train"] == {
         "clips": 2,
-        "examples": [["train0", "train3"]],
+        "examples": [{"first": "train0", "copy": "train3"}],
     }
 
 

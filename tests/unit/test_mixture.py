@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 import sys
 
 import pytest
@@ -147,14 +148,35 @@ def test_a_folder_of_the_hub_is_no_path(tmp_path):
     ],
 )
 def test_new_names(splits, expected):
-    found = mixture.new_names({"own": dict.fromkeys(splits)})
+    found = mixture.new_names({"own": {"kept": splits, "empty_tests": []}})
     assert list(found["own"].values()) == expected
 
 
 def test_two_tests_of_one_name():
-    splits_of = {"a": ["test_b_x"], "a_b": ["test_x"]}
+    heads = {
+        "a": {"kept": ["test_b_x"], "empty_tests": []},
+        "a_b": {"kept": [], "empty_tests": ["test_x"]},
+    }
     with pytest.raises(ValueError, match="test_x of a_b would both be test_a"):
-        mixture.new_names(splits_of)
+        mixture.new_names(heads)
+
+
+def test_two_tests_of_one_name_are_told_before_more_is_decoded(
+    corpora, tmp_path
+):
+    rename(corpora / "one", "\ttest\t", "\ttest_b_far\t")
+    entries = listed("one", "two", "three")
+    entries[0]["name"], entries[1]["name"] = "a", "a_b"
+    with pytest.raises(ValueError, match="would both be test_a_b_far"):
+        run(corpora, tmp_path / "out", entries)
+    assert not (tmp_path / "out/three").exists()
+
+
+def rename(folder, old, new):
+    path = folder / "manifest.tsv"
+    changed = path.read_text().replace(old, new)
+    assert changed != path.read_text()
+    path.write_text(changed)
 
 
 # What it makes
@@ -204,16 +226,17 @@ def test_leakage_across_corpora(corpora, tmp_path):
     out = tmp_path / "out"
     _, report = run(corpora, out, listed("one", "two"))
     test = report["leakage"]["splits"]["test_one"]
-    assert test["texts"]["examples"] == [["two-a", "one-c"]]
+    assert test["texts"]["examples"] == [
+        {"train": "two-a", "test_one": "one-c"}
+    ]
     assert test["audio"]["shared"] == 0
     assert test["speakers"]["shared"] == 1  # kim of one, not of two
     copies = report["leakage"]["copies_in_train"]
-    assert copies == {"clips": 1, "examples": [["one-a", "two-a"]]}
+    example = {"first": "one-a", "copy": "two-a"}
+    assert copies == {"clips": 1, "examples": [example]}
     lines = prepare_report.summary(out / prepare.REPORT).splitlines()
-    assert (
-        "test_one shares with train: 1 texts (1 clips), 1 speakers (1 clips)"
-        in lines
-    )
+    told = "1 texts (1 clips), 1 speakers (1 clips), 0 audio"
+    assert f"test_one shares with train: {told}" in lines
     assert "train has copies of its own audio: 1 clips" in lines
 
 
@@ -267,6 +290,52 @@ def test_one_change_prepares_one_corpus(corpora, tmp_path):
     assert not (out / "test_two_far.csv").exists()
 
 
+def test_a_part_that_is_prepared_anew_is_put_in_anew(corpora, tmp_path):
+    """Its settings are the same: the audio came, or went, meanwhile."""
+    out, entries = tmp_path / "out", listed("one", "two")
+    run(corpora, out, entries)
+    write_audio(corpora / "one/gone.wav", 0.1, seed=7)
+    shutil.rmtree(out / "one")
+    splits, report = run(corpora, out, entries)
+    assert "one-gone" in splits["train"] and not report["dropped"]
+    before = times(out)
+    shutil.rmtree(out / "one")
+    run(corpora, out, entries)
+    assert changed(before, times(out)) == {"one"}  # to the same content
+
+
+def test_a_test_that_is_empty_does_not_stop_the_others(corpora, tmp_path):
+    (corpora / "one/c.wav").unlink()
+    out = tmp_path / "out"
+    splits, report = run(corpora, out, listed("one", "two"))
+    assert set(splits) == {"train", "valid", "test_two_far"}
+    assert report["empty_tests"] == ["test_one"]
+    assert report["dropped_by_split"]["missing_audio"]["test_one"] == 1
+    # One that has another test of its own tells of the empty one, too.
+    (corpora / "two/e.wav").unlink()
+    write_audio(corpora / "two/f.wav", 0.1)
+    with open(corpora / "two/manifest.tsv", "a") as file:
+        file.write("f.wav\t여섯\ttest_near\t\n")
+    splits, report = run(corpora, out, listed("one", "two"))
+    assert set(splits) == {"train", "valid", "test_two_near"}
+    assert report["empty_tests"] == ["test_one", "test_two_far"]
+    assert report["dropped_by_split"]["missing_audio"]["test_two_far"] == 1
+
+
+def test_what_is_held_out_is_told_by_corpus(corpora, tmp_path):
+    out = tmp_path / "out"
+    _, report = run(corpora, out, listed("one", "three"))
+    assert not report["kept"]["valid"]["held_out_of_train"]
+    lines = prepare_report.summary(out / prepare.REPORT).splitlines()
+    assert (
+        "valid: 2 clips, 0.00 h, of them held out of train: 1 clips of three"
+        in lines
+    )
+    assert "test_three: 1 clips, 0.00 h, held out of train" in lines
+    _, report = run(corpora, out, listed("three"))
+    assert report["kept"]["valid"]["held_out_of_train"]
+
+
 @pytest.mark.parametrize("lost", ["train.csv", "one/clips.sqlite"])
 def test_a_lost_file_is_made_again(corpora, tmp_path, lost):
     out = tmp_path / "out"
@@ -296,9 +365,21 @@ def test_the_list_of_the_command(corpora, tmp_path, monkeypatch, capsys):
     assert "test_two_far: 1 clips" in capsys.readouterr().out
 
 
+def test_relative_folders_of_the_command(corpora, tmp_path, monkeypatch):
+    entries = "[{corpus: manifest, folder: one, name: one}]"
+    words = ["prepare", "--corpora", entries, "--data_folder", str(corpora)]
+    words += ["--out", str(tmp_path / "out")]
+    words += ["--whisper_hub", "random:quickstart"]
+    monkeypatch.setattr(sys, "argv", words)
+    prepare.main()
+    written = (tmp_path / "out/train.csv").read_text()
+    assert ",$data_root/one/a.wav," in written
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
+        (["kss", "x", "--data_folder", "y"], "--data_folder goes with --corp"),
         ([], "give either CORPUS FOLDER or --corpora"),
         (["kss", "x", "--corpora", "[{corpus: kss}]"], "give either CORPUS"),
         (["--corpora", "[{corpus: kss}]"], "folder is missing"),

@@ -12,6 +12,7 @@ import pytest
 import soundfile
 from conftest import write_audio
 from local import manifest, prepare, prepare_report
+from local.files import LOCK
 
 HEADER = "path\ttext\tsplit\tid\tstart\tend\n"
 
@@ -91,6 +92,7 @@ def messy(corpus):
         ("nan.wav", "하나", "test", "nan"),
         ("zero.wav", "하나", "train", "zero"),
         (good, "하나", "train", "after", 5, 6),
+        (good, "하나", "train", "beyond", 0.05, 1),
         (good, "하나", "train", "backwards", 6, 5),
         ("lone.wav",),
         (good, "", "train", "silent"),
@@ -112,6 +114,7 @@ REASONS = {
     "nan": "unreadable_audio",
     "zero": "empty_audio",
     "after": "empty_audio",
+    "beyond": "unreadable_audio",
     "backwards": "empty_audio",
     "good": "duplicate_id",
     "long": "too_long",
@@ -205,11 +208,12 @@ def test_nothing_left(corpus, tmp_path):
     with pytest.raises(ValueError) as error:
         run(folder, tmp_path / "out")
     assert str(error.value) == (
-        f"{folder}: no clip is left of 2; dropped: 2 missing_audio"
+        f"{folder}: no clip is left of 2 found\n"
+        f"  - 2 missing_audio, such as 'a', no audio file '{folder}/a.wav'"
     )
     assert not (tmp_path / "out" / prepare.REPORT).exists()
     corpus.listed.write_text(HEADER)
-    with pytest.raises(ValueError, match="no clip is left of 0.*none found"):
+    with pytest.raises(ValueError, match="no clip is left of 0 found"):
         run(folder, tmp_path / "out")
 
 
@@ -295,6 +299,44 @@ def test_a_split_without_a_clip_left_is_not_made_of_train(corpus, tmp_path):
     assert report["kept"]["test"]["clips"] == 0
 
 
+def test_an_empty_test_beside_another_gets_no_manifest(
+    corpus, tmp_path, caplog, monkeypatch
+):
+    corpus((clip(corpus, "o.wav"), "다른", "test_own"))
+    corpus(("gone.wav", "시험", "test"), ("gone too.wav", "검증", "test_far"))
+    splits, report = run(many(corpus, 5), tmp_path / "out")
+    assert set(splits) == set(report["kept"]) == {"train", "valid", "test_own"}
+    assert report["empty_tests"] == ["test", "test_far"]
+    assert report["dropped_by_split"]["missing_audio"]["test_far"] == 1
+    told = "no clip is left of test, test_far ("
+    assert told in caplog.text and "no manifest is written" in caplog.text
+    lines = prepare_report.summary(tmp_path / "out" / prepare.REPORT)
+    assert "test_far: no clip is left, and no manifest\n" in lines
+    monkeypatch.setattr(prepare.measured, "clips", None)
+    assert run(corpus.folder, tmp_path / "out")[1] == report
+
+
+def test_only_tests_without_a_clip_are_told_with_a_remedy(
+    corpus, tmp_path, caplog
+):
+    corpus(("gone.wav", "시험", "test"))
+    splits, report = run(many(corpus, 5), tmp_path / "out")
+    assert splits["test"] == {} and report["empty_tests"] == []
+    assert "no clip is left of test (" in caplog.text
+    assert "this corpus alone needs a test: mend its clips" in caplog.text
+
+
+def test_too_few_texts_to_hold_some_out(corpus, tmp_path, caplog):
+    folder = corpus((clip(corpus, "a.wav"), "하나", "train"))
+    splits, _ = run(folder, tmp_path / "out")
+    assert {k: len(v) for k, v in splits.items()} == {
+        "train": 0,
+        "valid": 1,
+        "test": 0,
+    }
+    assert "too few texts to hold some out: add clips" in caplog.text
+
+
 # When it is done again
 
 
@@ -363,10 +405,8 @@ def test_a_split_that_is_gone_leaves_no_file(corpus, tmp_path):
     corpus.listed.write_text(listed)
     run_again = {"label_fits": lambda text: True}
     prepare.prepare("manifest", folder, out, **run_again)
-    names = {path.name for path in out.iterdir()}
-    assert names == {"train.csv", "valid.csv", "test.csv", "notes.csv"} | {
-        prepare.REPORT
-    }
+    names = {path.name for path in out.iterdir()} - {prepare.REPORT, LOCK}
+    assert names == {"train.csv", "valid.csv", "test.csv", "notes.csv"}
 
 
 def test_foreign_manifests_are_left_alone(corpus, tmp_path):
@@ -485,7 +525,7 @@ def test_options_of_the_command(corpus, tmp_path, monkeypatch, option, kept):
     words += ["--whisper_hub", "random:quickstart"]
     monkeypatch.setattr(sys, "argv", list(map(str, words)))
     if kept is None:
-        with pytest.raises(ValueError, match="no clip is left of 8"):
+        with pytest.raises(SystemExit, match="no clip is left of 8"):
             prepare.main()
         return
     prepare.main()

@@ -9,6 +9,7 @@ import re
 import pytest
 from conftest import write_audio
 from local import audio, clip_store, manifest, prepare, prepare_report
+from local.files import LOCK
 
 LISTED = "manifest.jsonl"
 
@@ -184,7 +185,11 @@ class FullDisk:
 
 
 def contents(folder):
-    return {path: path.read_bytes() for path in sorted(folder.iterdir())}
+    return {
+        path: path.read_bytes()
+        for path in sorted(folder.iterdir())
+        if path.name != LOCK
+    }
 
 
 @pytest.mark.parametrize(
@@ -237,6 +242,6 @@ def test_what_a_killed_preparation_has_left_goes(corpus, tmp_path):
     (out / ".preparing/clips.sqlite").write_bytes(b"half")
     (out / ".preparing/test_half.csv").write_bytes(b"half")
     run(corpus(*WHOLE), out)
-    assert sorted(path.name for path in out.iterdir()) == sorted(
+    assert sorted(path.name for path in contents(out)) == sorted(
         ["train.csv", "valid.csv", "test.csv", prepare.REPORT]
     )

@@ -33,7 +33,7 @@ RUN = {
             {},
             "trained     1,500.0 M of 2,000.0 M weights (75.0 %), 500.0 M frozen",
         ),
-        ({}, "training    1,000 clips, 2.50 h"),
+        ({}, "training    1,000 clips, 2.50 h an epoch"),
         ({}, "validation  100 clips, 0.10 h"),
         ({}, "steps       40 in 2 epochs"),
         (

@@ -11,11 +11,9 @@ local/analysis.py, how it is shown local/report/.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import math
-import sys
 import time
 from functools import partial
 from importlib.metadata import version
@@ -36,6 +34,7 @@ from local import (
     ranks,
     text,
     trained,
+    user_errors,
 )
 from local.report import page, tables
 from tqdm import tqdm
@@ -46,6 +45,9 @@ from speechbrain.dataio.dataloader import make_dataloader
 from speechbrain.utils.distributed import ddp_init_group, if_main_process
 
 COLUMNS = ["id", "wrd", "duration", "category", "spk_id"]
+told = partial(
+    user_errors.told, "evaluate.py", out_of_memory="lower --batch_size"
+)
 VERSIONS = ("torch", "transformers", "speechbrain")
 
 
@@ -174,7 +176,7 @@ def evaluate(plan, options):
     """Decodes and scores; on the main process, what the report takes."""
     results, probed, records, computed_in = [], [], {}, {}
     for source in plan.sources:
-        with told(OSError, ValueError):
+        with told():
             engine = engines.load(
                 source,
                 plan.device,
@@ -262,27 +264,16 @@ def write(folder, evaluation, clips):
         print(f"{name:16}{folder / name}")
 
 
-@contextlib.contextmanager
-def told(*kinds):
-    """An error of the user's ends the program by what it tells."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        sys.exit(f"evaluate.py: lower --batch_size: {error}")
-    except kinds as error:
-        sys.exit(f"evaluate.py: {error}")
-
-
 def main():
     """Arguments, models, test sets, scores, report."""
     options = parse()
-    with told(OSError, ValueError):
+    with told():
         plan = evaluation_plan.make(**vars(options))
         is_gpu = plan.device.startswith("cuda")
         ddp_init_group({"distributed_backend": "nccl" if is_gpu else "gloo"})
         if if_main_process():
             held = files.lock(options.out)  # noqa: F841
-    with told(OSError):
+    with told(kinds=OSError):
         evaluation = evaluate(plan, options)
         if if_main_process():
             write(options.out, evaluation, options.audio)

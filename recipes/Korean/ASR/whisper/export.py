@@ -14,11 +14,10 @@ Out: a folder for Transformers, or for CTranslate2 and faster-whisper.
 """
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
-from local import exporting, trained
+from local import exporting, trained, user_errors
 
 
 def export(model, out, form, quantization):
@@ -83,10 +82,8 @@ def main():
         help="of CTranslate2's weights",
     )
     arguments = parser.parse_args()
-    try:
+    with user_errors.told("export.py"):
         difference = export(**vars(arguments))
-    except (ValueError, OSError) as error:
-        sys.exit(f"export.py: {error}")
     print(
         f"{arguments.out}  loaded again: differs from the model by "
         f"{difference:.1g} of the largest value at most"

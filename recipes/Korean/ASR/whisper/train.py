@@ -34,6 +34,7 @@ from local import (
     settings,
     summary,
     text,
+    user_errors,
 )
 
 import speechbrain as sb
@@ -361,7 +362,7 @@ def main():
     """Settings, corpus, model, training, test."""
     phases = summary.Phases()
     hparams_file, run_opts, overrides = sb.parse_arguments(sys.argv[1:])
-    try:
+    with user_errors.told("train.py"):
         overrides = settings.check(hparams_file, overrides, run_opts)
         sb.utils.distributed.ddp_init_group(run_opts)
         with open(hparams_file, encoding="utf-8") as file:
@@ -371,8 +372,6 @@ def main():
             held = files.lock(out)  # noqa: F841
         checkpointer = hparams["checkpointer"]
         checkpointer.clean()
-    except (FileNotFoundError, ValueError) as error:
-        sys.exit(f"train.py: {error}")
     sb.create_experiment_directory(
         experiment_directory=out,
         hyperparams_to_save=hparams_file,
@@ -385,22 +384,23 @@ def main():
         dataio.label_fits, tokenizer=tokenizer, max_tokens=model.MAX_TOKENS
     )
     phases.done("settings")
-    folder = prepare.for_run(
-        hparams["manifest_folder"],
-        out,
-        hparams["prepare"],
-        label_fits=label_fits,
-        max_duration_s=model.context_seconds(hparams["whisper_hub"]),
-        slowest_speed=audio.slowest(hparams["augment"], hparams["speeds"]),
-    )
-    kept = frozen.FrozenEncoder(hparams["encoder_cache_folder"])
-    train, valid, tests = dataio_prepare(
-        hparams, tokenizer, label_fits, folder, kept, run_opts["test_only"]
-    )
-    if train is not None:
-        weights = batching.weights(train.data.values(), hparams["corpora"])
-        args = out, hparams["save_folder"], train.data
-        run_on_main(settings.require_same_data, args=args)
+    with user_errors.told("train.py"):
+        folder = prepare.for_run(
+            hparams["manifest_folder"],
+            out,
+            hparams["prepare"],
+            label_fits=label_fits,
+            max_duration_s=model.context_seconds(hparams["whisper_hub"]),
+            slowest_speed=audio.slowest(hparams["augment"], hparams["speeds"]),
+        )
+        kept = frozen.FrozenEncoder(hparams["encoder_cache_folder"])
+        train, valid, tests = dataio_prepare(
+            hparams, tokenizer, label_fits, folder, kept, run_opts["test_only"]
+        )
+        if train is not None:
+            weights = batching.weights(train.data.values(), hparams["corpora"])
+            args = out, hparams["save_folder"], train.data
+            run_on_main(settings.require_same_data, args=args)
     phases.done("corpus")
 
     whisper = hparams["whisper"]()

@@ -12,7 +12,9 @@ import soundfile
 
 SAMPLE_RATE = 16000  # Hz; the rate Whisper was trained at
 HEADERLESS = {".pcm", ".raw"}  # signed 16-bit little-endian, 16 kHz, mono
+BYTES_PER_SAMPLE = 2
 MAYBE_HEADERLESS = {".wavp"}  # so if no header is there
+CUT_SLACK_S = 0.5  # labels are timed by hand, and formats pad
 
 
 def read(path, start=None, stop=None, sample_rate=SAMPLE_RATE):
@@ -40,7 +42,8 @@ def read(path, start=None, stop=None, sample_rate=SAMPLE_RATE):
     FileNotFoundError
         There is no such file.
     ValueError
-        It cannot be decoded, or holds no samples.
+        It cannot be decoded, or holds no samples; or it ends more than
+        CUT_SLACK_S before the cut does, whose text then says more.
     """
     samples, rate = decode(path, start, stop)
     if samples.size == 0:
@@ -86,6 +89,17 @@ def decode(path, start, stop):
     rate : int
         Hz
     """
+    samples, rate = _decode(path, start, stop)
+    end = (start or 0.0) + len(samples) / rate
+    if len(samples) and stop is not None and stop - end > CUT_SLACK_S:
+        raise ValueError(
+            f"{path} ends at {end:.2f} s, within the cut from {start or 0} to "
+            f"{stop} s"
+        )
+    return samples, rate
+
+
+def _decode(path, start, stop):
     if not os.path.isfile(path):
         raise FileNotFoundError(f"no audio file '{path}'")
     if is_headerless(path):
@@ -98,10 +112,15 @@ def decode(path, start, stop):
 
 def _read_headerless(path, start, stop):
     first = round((start or 0.0) * SAMPLE_RATE)
-    data = np.fromfile(path, dtype=np.uint8)
-    samples = data[: data.size // 2 * 2].view("<i2")
-    last = samples.size if stop is None else round(stop * SAMPLE_RATE)
-    return samples[first:last].astype(np.float32) / 32768, SAMPLE_RATE
+    n_samples = os.path.getsize(path) // BYTES_PER_SAMPLE
+    last = n_samples if stop is None else round(stop * SAMPLE_RATE)
+    samples = np.fromfile(
+        path,
+        dtype="<i2",
+        count=max(0, min(last, n_samples) - first),
+        offset=BYTES_PER_SAMPLE * min(first, n_samples),
+    )
+    return samples.astype(np.float32) / 32768, SAMPLE_RATE
 
 
 def _read_container(path, start, stop):

@@ -6,6 +6,7 @@ Out: lists of indices, for a DataLoader's ``batch_sampler``.
 
 import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from speechbrain.utils.checkpoints import (
     mark_as_saver,
     register_checkpoint_hooks,
 )
+from speechbrain.utils.logger import get_logger
 
+logger = get_logger(__name__)
 STEP_SAMPLES = 5120  # contexts are multiples of 0.32 s, so that shapes repeat
 SLACK_SAMPLES = 32  # durations are rounded to 1 ms; resampling adds a sample
 N_BUCKETS = 100  # as many quantiles of the durations
@@ -80,6 +83,9 @@ def weights(rows, corpora):
             f"the weights of {len(found)} clips add up to less than one clip "
             "an epoch; raise the weight of a corpus in corpora"
         )
+    for name, n_clips in Counter(names).items():
+        told = "an epoch has each of the %d clips of %s %s times"
+        logger.info(told, n_clips, name, by_name[name])
     return None if set(found) == {1.0} else found
 
 
@@ -93,7 +99,8 @@ class Batches(torch.utils.data.Sampler):
     plan follows from seed and epoch alone. The batch of the longest clips comes
     first: what does not fit into memory fails at once.
 
-    ``shares`` tell of the current epoch, in percent of the audio that the
+    ``epoch_s`` are the durations of the current epoch's clips, of all ranks.
+    ``shares`` tell of it, in percent of the audio that the
     encoder takes: ``padding``, for which no clip asked, and ``silence``, all
     that is no clip.
 
@@ -196,6 +203,7 @@ class Batches(torch.utils.data.Sampler):
         n_clips = np.array([len(batch) for batch in batches])
         encoded = (n_clips * self.contexts).sum() / SAMPLE_RATE
         everything = np.concatenate(batches)
+        self.epoch_s = self.durations_s[everything]
         self.shares = {
             "padding": 100 * (1 - asked[everything].sum() / encoded),
             "silence": 100 * (1 - self.durations_s[everything].sum() / encoded),

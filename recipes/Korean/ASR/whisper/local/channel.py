@@ -286,17 +286,15 @@ def _crop(path, place):
     """Up to 30 s of a file, from a place in [0, 1) of what it can spare."""
     spare_s = max(0.0, soundfile.info(path).duration - CROP_S)
     start = place * spare_s
-    return _heard(path, audio.read(path, start, start + CROP_S))
+    stop = start + CROP_S if spare_s else None
+    samples = audio.read(path, start, stop)
+    if abs(samples).max() < QUIET:
+        raise ValueError(f"{path} is silent")
+    return samples
 
 
 def _response(path, _):
     """A room's response, from its direct sound on, which is its loudest."""
-    samples = _heard(path, audio.read(path, 0.0, CROP_S))
+    samples = _crop(path, 0.0)
     first = abs(samples).argmax()
     return samples[first : first + RESPONSE_S * audio.SAMPLE_RATE].copy()
-
-
-def _heard(path, samples):
-    if abs(samples).max() < QUIET:
-        raise ValueError(f"{path} is silent")
-    return samples

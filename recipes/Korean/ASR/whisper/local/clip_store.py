@@ -151,6 +151,31 @@ class ClipStore:
                 (name, *last),
             )
 
+    def hold_out_missing(self, share):
+        """Holds out valid and test where the corpus has none.
+
+        A split of the corpus that has no clip left stays, and stays empty: a
+        test on clips of train would pass for the test of the corpus.
+
+        Arguments
+        ---------
+        share : float
+            As for ``hold_out``.
+
+        Returns
+        -------
+        dict
+            Every split to whether it was held out.
+        """
+        held_out = dict.fromkeys(self.splits(), False)
+        missing = [] if "valid" in held_out else ["valid"]
+        if not any(name.startswith("test") for name in held_out):
+            missing.append("test")
+        for name in missing:
+            self.hold_out(name, share)
+            held_out[name] = True
+        return held_out
+
     def leftovers(self):
         """Yields the IDs of clips with markup left in their text."""
         rows = self.rows("SELECT id FROM clip WHERE is_marked ORDER BY number")

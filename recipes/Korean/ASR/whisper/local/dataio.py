@@ -105,7 +105,10 @@ def load_split(csv_path, data_root, max_duration_s, label_fits):
     for identifier in {*empty, *too_long, *too_many}:
         del rows[identifier]
     if not rows:
-        raise ValueError(f"{csv_path} has no clip that can be used")
+        raise ValueError(
+            f"{csv_path} has no clip that can be used; the prepare_report.json "
+            "beside it tells what was dropped and why"
+        )
     _require_audio(rows, csv_path, data_root)
     return rows
 

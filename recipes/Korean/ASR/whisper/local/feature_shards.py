@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import threading
 import uuid
 from collections import Counter
@@ -31,12 +30,13 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from local import dataio, feature_chunk, features, files
+from local import dataio, feature_chunk, features, files, user_errors
 from local.cache_files import gb
 from local.encoder_cache import existing
 
 SPLITS = ("train", "valid")
 REPORT = "features_report.json"
+LOCKS = "locks"
 CLIPS_PER_CHUNK = 1000
 
 
@@ -88,17 +88,40 @@ def make(
     _require_space(out, [c for c in chunks if not c.path.exists()])
     i, n = shard
     own = [chunk for chunk in chunks if chunk.number % n == i - 1]
-    try:
-        held = files.lock(out / "locks" / f"{i}_of_{n}")
-    except ValueError as error:
-        raise ValueError(
-            f"--shard {i}/{n} of {out} is being made already: {error}"
-        ) from None
-    with held:
+    with _claimed(out, i, n):
+        _require_alone(out, n)
         _require_same([chunk for chunk in own if chunk.path.exists()])
         missing = [chunk for chunk in own if not chunk.path.exists()]
         _make_all(missing, processes)
     return _report(out, whisper_hub, chunks)
+
+
+def _claimed(out, i, n):
+    """The lock of a shard; goes with the process, or when it is closed."""
+    try:
+        return files.lock(out / LOCKS / f"{i}_of_{n}")
+    except ValueError as error:
+        raise ValueError(
+            f"--shard {i}/{n} of {out} is being made already: {error}"
+        ) from None
+
+
+def _require_alone(out, n):
+    """Jobs of another number would make some of the same chunks.
+
+    Asked after this job has its own lock: of two that start together, one
+    sees the other at least.
+    """
+    for folder in sorted((out / LOCKS).glob("*_of_*")):
+        i, others = folder.name.split("_of_")
+        if others != str(n):
+            try:
+                _claimed(out, i, others).close()
+            except ValueError as error:
+                raise ValueError(
+                    f"{error}; a job of --shard …/{n} would make some of the "
+                    "same chunks: let those end first, or keep their number"
+                ) from None
 
 
 def _planned(manifest_folder, out, whisper_hub, data_folder, n_clips):
@@ -303,8 +326,6 @@ def main():
         default=CLIPS_PER_CHUNK,
         help="fewer take less memory: a process holds a chunk twice",
     )
-    try:
+    with user_errors.told("local.features"):
         report = make(**vars(parser.parse_args()))
-    except (OSError, ValueError) as error:
-        sys.exit(f"local.features: {error}")
     print(summary(report))

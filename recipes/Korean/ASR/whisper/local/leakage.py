@@ -84,9 +84,10 @@ def between(store, splits):
     dict
         ``splits``: split to "texts", "speakers" and "audio" to ``shared``
         (how many stand in train as well), ``clips`` (of the split, that have
-        one of these) and ``examples``, pairs of IDs, the one of train first.
+        one of these) and ``examples``, a clip of either: split to ID.
+        ``without_speaker``: split to clips of which no speaker is known.
         ``copies_in_train``: ``clips`` whose sound an earlier clip of train
-        has, and ``examples``, pairs of IDs, the earlier one first.
+        has, and ``examples``, the ID of either.
     """
     found = {
         split: {kind: _nothing() for kind in SHARED}
@@ -103,10 +104,19 @@ def between(store, splits):
             for split, (n_others, other, _) in group.items():
                 shared = found[split][kind]
                 shared["shared"] += 1
-                _add(shared, n_others, store, first, other)
+                clips = {TRAIN: first, split: other}
+                _add(shared, n_others, store, clips)
             if kind == "audio" and n_clips > 1:
-                _add(copies, n_clips - 1, store, first, last)
-    return {"splits": found, "copies_in_train": copies}
+                clips = {"first": first, "copy": last}
+                _add(copies, n_clips - 1, store, clips)
+    unknown = store.rows(
+        "SELECT split, count(*) FROM clip WHERE speaker = '' GROUP BY split"
+    )
+    return {
+        "splits": found,
+        "without_speaker": dict(unknown),
+        "copies_in_train": copies,
+    }
 
 
 def _nothing():
@@ -123,7 +133,8 @@ def _groups(store, columns, told):
         yield {row[-4]: row[-3:] for row in group}
 
 
-def _add(entry, n_clips, store, *numbers):
+def _add(entry, n_clips, store, clips):
     entry["clips"] += n_clips
     if len(entry["examples"]) < N_EXAMPLES:
-        entry["examples"].append([store.identifier(n) for n in numbers])
+        named = {name: store.identifier(n) for name, n in clips.items()}
+        entry["examples"].append(named)

@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import sqlite3
 from pathlib import Path
@@ -18,6 +19,12 @@ from local.prepare_report import NAME as REPORT
 
 STAGE = ".preparing"  # a folder for what is unfinished
 PATTERNS = ("train.csv", "valid.csv", "test*.csv")
+
+
+def resolved(folder):
+    """Absolute; a name on the Hugging Face hub stays as it is."""
+    folder = Path(folder)
+    return folder.resolve() if folder.exists() else folder
 
 
 def require_apart(data_folder, out):
@@ -73,6 +80,8 @@ def _present(out):
 def fingerprint(transcripts):
     """A change of any transcript file changes it; audio is not looked at.
 
+    A link to nothing is as a file that is gone: no reason to stop.
+
     Arguments
     ---------
     transcripts : iterable of Path
@@ -84,11 +93,61 @@ def fingerprint(transcripts):
     """
     digest = hashlib.sha256()
     for path in transcripts:
-        status = os.stat(path)
-        digest.update(
-            f"{path} {status.st_size} {status.st_mtime_ns}\n".encode()
-        )
+        digest.update(os.fsencode(f"{path} {_state(path)}\n"))
     return digest.hexdigest()
+
+
+def _state(path):
+    try:
+        status = os.stat(path)
+    except OSError:
+        return "gone"
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def content(out):
+    """A change of any manifest, or of what its report tells, changes it.
+
+    Arguments
+    ---------
+    out : Path
+        The folder of a finished preparation.
+
+    Returns
+    -------
+    str
+    """
+    digest = hashlib.sha256()
+    for path in [out / REPORT, *sorted(_present(out))]:
+        with open(path, "rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def claimed(out):
+    """No other process prepares into a folder meanwhile.
+
+    Arguments
+    ---------
+    out : Path
+        Made if it is missing.
+
+    Raises
+    ------
+    ValueError
+        Another process does; tells which.
+    """
+    try:
+        held = files.lock(out)
+    except ModuleNotFoundError:  # Windows has no such locks
+        held = contextlib.nullcontext()
+    except ValueError as error:
+        raise ValueError(
+            f"manifests are being prepared in {out} already: {error}"
+        ) from None
+    with held:
+        yield
 
 
 def finished(out, settings, keeps_store=False):
@@ -187,3 +246,33 @@ def _commit(stage, out):
     (out / clip_store.NAME).unlink(missing_ok=True)
     for name in [*coming, REPORT]:
         os.replace(stage / name, out / name)
+
+
+def command(corpus, data_folder, out, label_fits, corpora=(), **settings):
+    """The words for a shell that do what ``prepare`` would do.
+
+    Arguments
+    ---------
+    corpus, data_folder, out, label_fits, corpora, **settings
+        As ``prepare`` takes them. The tokenizer of ``label_fits`` is taken
+        for Whisper's own.
+
+    Returns
+    -------
+    str
+    """
+    del label_fits
+    data_folder = str(resolved(data_folder))
+    words = ["python", "-m", "local.prepare"]
+    if corpora:
+        listed = json.dumps(corpora, ensure_ascii=False)
+        words += ["--corpora", listed, "--data_folder", data_folder]
+    else:
+        words += [corpus, data_folder]
+    words += ["--out", str(Path(out).resolve())]
+    if not settings.pop("keep_no_speech", True):
+        words.append("--drop_no_speech")
+    for name, value in settings.items():
+        word = json.dumps(value) if name == "columns" else str(value)
+        words += [f"--{name}", word]
+    return shlex.join(words)

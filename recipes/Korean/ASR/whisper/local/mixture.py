@@ -1,7 +1,8 @@
 """Several corpora as one: what a list of them may say, and new names.
 
-In: the setting ``corpora``, a list of mappings.
-Out: what is wrong with it; the corpora with all that the list leaves open.
+In: the setting ``corpora``, a list of mappings; what is prepared of each.
+Out: what is wrong with it; the corpora with all that the list leaves open;
+their clips together.
 """
 
 import math
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from local import corpora, text
+from local import clip_store, corpora, text
 from local.corpora.manifest import COLUMNS
 
 REQUIRED = ("corpus", "folder")
@@ -162,7 +163,39 @@ def _place(entry, data_folder):
     return entry["folder"] if is_hub else folder
 
 
-def new_names(splits_of):
+def join(store, out, heads):
+    """Takes the clips of prepared corpora into one store.
+
+    Arguments
+    ---------
+    store : ClipStore
+        Empty.
+    out : Path
+        Each corpus is prepared in the folder of its name in it.
+    heads : dict
+        Name of a corpus to the head of its report.
+
+    Returns
+    -------
+    dict
+        Every split to whether all of it was held out of train.
+
+    Raises
+    ------
+    ValueError
+        Two tests would have one name.
+    """
+    held_out = {}
+    for name, names in new_names(heads).items():
+        kept, dropped = (heads[name][k] for k in ("kept", "dropped_by_split"))
+        store.add(out / name / clip_store.NAME, name, names, dropped)
+        for split, new in names.items():
+            told = kept.get(split, {}).get("held_out_of_train", False)
+            held_out[new] = held_out.get(new, True) and told
+    return held_out
+
+
+def new_names(heads):
     """Names of the splits of all corpora together.
 
     Train and valid are one each; a test stays by itself, so that each corpus
@@ -170,8 +203,9 @@ def new_names(splits_of):
 
     Arguments
     ---------
-    splits_of : dict
-        Name of a corpus to the names of its splits.
+    heads : dict
+        Name of a corpus to the head of its report, whose splits count even
+        where no clip is left of one.
 
     Returns
     -------
@@ -184,7 +218,8 @@ def new_names(splits_of):
         Two tests would have one name.
     """
     taken, found = {}, {}
-    for name, splits in splits_of.items():
+    for name, head in heads.items():
+        splits = [*head["kept"], *head["empty_tests"]]
         found[name] = {split: _new_name(name, split) for split in splits}
         for split, new in found[name].items():
             owner = taken.setdefault(new, f"{split} of {name}")

@@ -8,7 +8,6 @@ Out: train.csv, valid.csv, test*.csv and prepare_report.json.
 
 import argparse
 import shutil
-from collections import Counter
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,8 @@ from local import (
     measured,
     mixture,
     prepare_report,
+    ranks,
+    user_errors,
 )
 from local.mixture import problems_of_corpora
 from local.prepare_report import NAME as REPORT
@@ -31,7 +32,7 @@ from speechbrain.utils.distributed import if_main_process, run_on_main
 from speechbrain.utils.logger import get_logger
 
 logger = get_logger(__name__)
-VERSION = 3  # raise it when the same corpus would give other files
+VERSION = 4  # raise it when the same corpus would give other files
 UNDECODABLE = "\ufffd"
 
 
@@ -96,14 +97,14 @@ def prepare(
         "max_duration_s": max_duration_s,
         "slowest_speed": slowest_speed,
         "text_form": text_form,
-        "columns": columns,
+        "columns": columns or {},
         "keep_no_speech": keep_no_speech,
         "heldout_share": heldout_share,
     }
     if corpora:
         prepare_all(corpora, data_folder, out, label_fits, **settings)
         return
-    data_folder, out = _resolved(data_folder), Path(out)
+    data_folder, out = manifest_folder.resolved(data_folder), Path(out)
     manifest_folder.require_apart(data_folder, out)
     transcripts = readers.transcripts(corpus, data_folder, columns)
     settings.update(
@@ -118,22 +119,15 @@ def prepare(
 
 def _prepare(settings, data_folder, out, label_fits, keeps_store):
     manifest_folder.require_own(out)
-    with manifest_folder.staged(out) as stage:
+    with manifest_folder.claimed(out), manifest_folder.staged(out) as stage:
         path = stage / clip_store.NAME
         with closing(clip_store.ClipStore(path)) as store:
             _fill(store, settings, data_folder, out, label_fits)
-            held_out = _hold_out(store, settings["heldout_share"])
-            splits = _totals(store, held_out)
-            _require_clips(splits, store, data_folder)
-            _write(stage, store, splits, settings, data_folder)
+            held_out = store.hold_out_missing(settings["heldout_share"])
+            prepare_report.require_clips(store, held_out, data_folder)
+            _write(stage, store, held_out, settings, data_folder)
         if not keeps_store:
             path.unlink()
-
-
-def _resolved(folder):
-    """Absolute; a name on the Hugging Face hub stays as it is."""
-    folder = Path(folder)
-    return folder.resolve() if folder.exists() else folder
 
 
 def prepare_all(corpora, data_folder, out, label_fits, **choices):
@@ -162,7 +156,7 @@ def prepare_all(corpora, data_folder, out, label_fits, **choices):
     ValueError, FileNotFoundError, OSError
         As ``prepare``; and a list that ``problems_of_corpora`` tells of.
     """
-    data_folder, out = _resolved(data_folder), Path(out)
+    data_folder, out = manifest_folder.resolved(data_folder), Path(out)
     choices = {"columns": None, "text_form": "spelling", **choices}
     given = {key: choices[key] for key in ("columns", "text_form")}
     parts = mixture.complete(corpora, data_folder, **given)
@@ -175,10 +169,17 @@ def prepare_all(corpora, data_folder, out, label_fits, **choices):
             **{**choices, **part},
         )
         heads[name] = prepare_report.head(out / name / REPORT)
+        mixture.new_names(heads)  # raises before the next is decoded
     settings = {
         "version": VERSION,
         "data_folder": str(data_folder),
-        "corpora": {name: head["settings"] for name, head in heads.items()},
+        "corpora": {
+            name: {
+                **head["settings"],
+                "content": manifest_folder.content(out / name),
+            }
+            for name, head in heads.items()
+        },
     }
     if not manifest_folder.finished(out, settings):
         manifest_folder.require_own(out)
@@ -187,20 +188,11 @@ def prepare_all(corpora, data_folder, out, label_fits, **choices):
 
 def _mix(heads, out, settings, data_folder):
     """Puts the prepared corpora together."""
-    kept = {name: head["kept"] for name, head in heads.items()}
-    held_out = {}
-    with manifest_folder.staged(out) as stage:
+    with manifest_folder.claimed(out), manifest_folder.staged(out) as stage:
         path = stage / clip_store.NAME
         with closing(clip_store.ClipStore(path)) as store:
-            for name, new_names in mixture.new_names(kept).items():
-                dropped = heads[name]["dropped_by_split"]
-                other = out / name / clip_store.NAME
-                store.add(other, name, new_names, dropped)
-                for split, new in new_names.items():
-                    is_held_out = kept[name][split]["held_out_of_train"]
-                    held_out[new] = held_out.get(new, False) or is_held_out
-            splits = _totals(store, held_out)
-            _write(stage, store, splits, settings, data_folder, heads)
+            held_out = mixture.join(store, out, heads)
+            _write(stage, store, held_out, settings, data_folder, heads)
         path.unlink()
 
 
@@ -244,41 +236,14 @@ def _reason(utterance, wrong, kept, longest_s, label_fits, keep_no_speech):
     return "" if label_fits(utterance.text) else "label_too_long"
 
 
-def _hold_out(store, share):
-    """Holds out what the corpus lacks; every split to whether it was so.
-
-    A split of the corpus that has no clip left stays, and stays empty: a test
-    on clips of train would pass for the test of the corpus.
-    """
-    held_out = dict.fromkeys(store.splits(), False)
-    missing = [] if "valid" in held_out else ["valid"]
-    if not any(name.startswith("test") for name in held_out):
-        missing.append("test")
-    for name in missing:
-        store.hold_out(name, share)
-        held_out[name] = True
-    return held_out
-
-
-def _totals(store, held_out):
-    return {
+def _write(stage, store, held_out, settings, data_folder, heads=None):
+    """The manifests and the report."""
+    splits = {
         split: {**store.totals(split), "held_out": is_held_out}
         for split, is_held_out in held_out.items()
     }
-
-
-def _require_clips(splits, store, data_folder):
-    if any(split["clips"] for split in splits.values()):
-        return
-    reasons = Counter(reason for reason, _ in store.dropped.elements())
-    raise ValueError(
-        f"{data_folder}: no clip is left of {sum(reasons.values())}; dropped: "
-        + (", ".join(f"{n} {r}" for r, n in reasons.items()) or "none found")
-    )
-
-
-def _write(stage, store, splits, settings, data_folder, heads=None):
-    """The manifests and the report."""
+    empty = prepare_report.empty_tests(splits, data_folder)
+    splits = {name: splits[name] for name in splits if name not in empty}
     for name, split in splits.items():
         manifest.write(
             stage / f"{name}.csv",
@@ -288,7 +253,9 @@ def _write(stage, store, splits, settings, data_folder, heads=None):
             has_sessions=split["sessions"] > 0,
         )
     shared = leakage.between(store, splits)
-    prepare_report.write(stage / REPORT, settings, splits, store, shared, heads)
+    prepare_report.write(
+        stage / REPORT, settings, splits, store, shared, heads, empty
+    )
 
 
 def for_run(manifest_folder, output_folder, prepare_corpus, **limits):
@@ -300,7 +267,7 @@ def for_run(manifest_folder, output_folder, prepare_corpus, **limits):
         Of ready manifests; empty: the corpus is prepared.
     output_folder : str
         Of the run; the manifests go into ``manifests`` in it.
-    prepare_corpus : callable
+    prepare_corpus : functools.partial
         ``prepare`` with a run's settings.
     **limits
         Of the model, as ``prepare`` takes them.
@@ -313,11 +280,24 @@ def for_run(manifest_folder, output_folder, prepare_corpus, **limits):
     if manifest_folder:
         return Path(manifest_folder)
     folder = Path(output_folder) / "manifests"
+    if ranks.here()[1] > 1 and not (folder / REPORT).exists():
+        _warn_of_waiting({"out": folder, **prepare_corpus.keywords, **limits})
     run_on_main(prepare_corpus, kwargs={"out": folder, **limits})
     if if_main_process():
         report = shutil.copy(folder / REPORT, output_folder)
         logger.info("%s\n%s", report, prepare_report.summary(report))
     return folder
+
+
+def _warn_of_waiting(settings):
+    """SpeechBrain's group of processes is given up after 7200 s."""
+    if if_main_process():
+        logger.warning(
+            "the other processes wait for the manifests, two hours at most; "
+            "for a larger corpus, stop here and run this first, in the recipe "
+            "folder: %s",
+            manifest_folder.command(**settings),
+        )
 
 
 def _positive(word):
@@ -341,6 +321,11 @@ def main():
         default=[],
         help="several instead, such as '[{corpus: zeroth, folder: /data/z}, "
         "{corpus: kss, folder: /data/kss}]'",
+    )
+    parser.add_argument(
+        "--data_folder",
+        default=".",
+        help="what relative folders of --corpora lie below",
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
@@ -371,26 +356,29 @@ def main():
     problems += [f"corpora: {wrong}"] * bool(wrong)
     if bool(arguments.corpora) == bool(arguments.corpus):
         problems.append("give either CORPUS FOLDER or --corpora")
+    if arguments.corpus and arguments.data_folder != ".":
+        problems.append("--data_folder goes with --corpora; give FOLDER alone")
     if problems:
         parser.error("; ".join(problems))
-    tokenizer = model.load_tokenizer(arguments.whisper_hub)
-    prepare(
-        arguments.corpus,
-        arguments.folder,
-        arguments.out,
-        partial(
-            dataio.label_fits,
-            tokenizer=tokenizer,
-            max_tokens=model.MAX_TOKENS,
-        ),
-        max_duration_s=arguments.max_duration_s,
-        slowest_speed=arguments.slowest_speed,
-        text_form=arguments.text_form,
-        columns=arguments.columns,
-        keep_no_speech=not arguments.drop_no_speech,
-        heldout_share=arguments.heldout_share,
-        corpora=arguments.corpora,
-    )
+    with user_errors.told("local.prepare"):
+        tokenizer = model.load_tokenizer(arguments.whisper_hub)
+        prepare(
+            arguments.corpus,
+            arguments.data_folder if arguments.corpora else arguments.folder,
+            arguments.out,
+            partial(
+                dataio.label_fits,
+                tokenizer=tokenizer,
+                max_tokens=model.MAX_TOKENS,
+            ),
+            max_duration_s=arguments.max_duration_s,
+            slowest_speed=arguments.slowest_speed,
+            text_form=arguments.text_form,
+            columns=arguments.columns,
+            keep_no_speech=not arguments.drop_no_speech,
+            heldout_share=arguments.heldout_share,
+            corpora=arguments.corpora,
+        )
     print(prepare_report.summary(arguments.out / REPORT))
 
 

@@ -6,8 +6,12 @@ lines of it to read.
 """
 
 import json
+from collections import Counter
 
 from local import files
+from speechbrain.utils.logger import get_logger
+
+logger = get_logger(__name__)
 
 NAME = "prepare_report.json"
 LISTS = ("leftover_markup_ids", "dropped_clips")  # last, an item a line
@@ -18,7 +22,61 @@ OF_A_PART = (
 )
 
 
-def write(path, settings, splits, store, shared, corpora=None):
+def require_clips(store, splits, data_folder):
+    """Stops where no split has a clip: a ValueError, with an example a reason."""
+    if any(store.totals(split)["clips"] for split in splits):
+        return
+    reasons = Counter(reason for reason, _ in store.dropped.elements())
+    first = {}
+    for identifier, _, reason, wav, detail in store.dropped_clips():
+        first.setdefault(reason, f"'{identifier}', {detail or wav}")
+    lines = "".join(
+        f"\n  - {n} {reason}, such as {first[reason]}"
+        for reason, n in reasons.items()
+    )
+    raise ValueError(
+        f"{data_folder}: no clip is left of {sum(reasons.values())} found{lines}"
+    )
+
+
+def empty_tests(splits, data_folder):
+    """Tests that get no manifest: a run is scored on the others.
+
+    The only tests of a corpus get empty ones, at which a run stops.
+
+    Arguments
+    ---------
+    splits : dict
+        As for ``write``.
+    data_folder : Path
+        Of the corpus, for the log.
+
+    Returns
+    -------
+    list of str
+    """
+    tests = [name for name in splits if name.startswith("test")]
+    empty = [name for name in tests if not splits[name]["clips"]]
+    if not empty:
+        return []
+    is_all = len(empty) == len(tests)
+    if not is_all:
+        remedy = "no manifest is written, and no run scored on it"
+    elif splits[empty[0]]["held_out"]:
+        remedy = "train has too few texts to hold some out: add clips"
+    else:
+        remedy = (
+            "a run of this corpus alone needs a test: mend its clips, or take "
+            "them out of the corpus, and a test is held out of train"
+        )
+    logger.warning(
+        "%s: no clip is left of %s (%s tells what was dropped); %s",
+        *(data_folder, ", ".join(empty), NAME, remedy),
+    )
+    return [] if is_all else empty
+
+
+def write(path, settings, splits, store, shared, corpora=None, empty_tests=()):
     """Writes the file, clip by clip.
 
     Arguments
@@ -36,6 +94,8 @@ def write(path, settings, splits, store, shared, corpora=None):
         What ``leakage.between`` has found.
     corpora : dict or None
         Where several are mixed: name to the head of its own report.
+    empty_tests : iterable of str
+        Tests that have no manifest, since no clip of them is left.
     """
     head = {
         "settings": settings,
@@ -47,6 +107,7 @@ def write(path, settings, splits, store, shared, corpora=None):
             }
             for name, split in splits.items()
         },
+        "empty_tests": list(empty_tests),
         "kept_no_speech": sum(s["no_speech"] for s in splits.values()),
         "dropped": {},
         "dropped_by_split": {},
@@ -119,9 +180,11 @@ def summary(path):
     report = head(path)
     lines = [
         f"{name}: {kept['clips']} clips, {kept['hours']:.2f} h"
-        + (", held out of train" if kept["held_out_of_train"] else "")
+        + _held_out(name, kept, report.get("corpora", {}))
         for name, kept in report["kept"].items()
     ]
+    for name in report["empty_tests"]:
+        lines.append(f"{name}: no clip is left, and no manifest")
     for reason, by_split in report["dropped_by_split"].items():
         splits = ", ".join(f"{split} {n}" for split, n in by_split.items())
         n_clips = report["dropped"][reason]
@@ -133,16 +196,31 @@ def summary(path):
     return "\n".join(lines + _shared(report["leakage"]))
 
 
+def _held_out(split, kept, corpora):
+    """Whether a split, or the part of which corpora, was held out."""
+    if kept["held_out_of_train"]:
+        return ", held out of train"
+    parts = {name: part["kept"].get(split) for name, part in corpora.items()}
+    told = [
+        f"{part['clips']} clips of {name}"
+        for name, part in parts.items()
+        if part and part["held_out_of_train"]
+    ]
+    return f", of them held out of train: {', '.join(told)}" if told else ""
+
+
 def _shared(leakage):
     """Lines on what train has in common with the other splits."""
     lines = []
     for split, kinds in leakage["splits"].items():
-        words = [
-            f"{found['shared']} {kind} ({found['clips']} clips)"
+        told = ", ".join(
+            f"{found['shared']} {kind}"
+            + (f" ({found['clips']} clips)" if found["shared"] else "")
             for kind, found in kinds.items()
-            if found["shared"]
-        ]
-        told = ", ".join(words) or "no text, speaker or audio"
+        )
+        unknown = leakage["without_speaker"].get(split, 0)
+        if unknown:
+            told += f"; the speakers of {unknown} clips are not known"
         lines.append(f"{split} shares with train: {told}")
     n_copies = leakage["copies_in_train"]["clips"]
     if n_copies:

@@ -114,7 +114,7 @@ def tell(
         model="{whisper_hub}, {adaptation}".format(**whisper.identity),
         n_trained=n_trained,
         n_frozen=n_frozen,
-        train_s=batches.durations_s,
+        train_s=batches.epoch_s,
         valid_s=[row["duration"] for row in valid_rows],
         n_steps=n_steps,
         n_ranks=batches.n_ranks,
@@ -157,7 +157,7 @@ def describe(
     n_trained, n_frozen : int
         Weights.
     train_s, valid_s : sequence of float
-        Durations of the clips, of a validation those that are heard.
+        Durations of the clips of an epoch and of a validation.
     n_epochs, n_steps, n_done : int
         Steps of the optimizer: of the run, and made before.
     n_ranks : int
@@ -184,7 +184,7 @@ def describe(
         "model": f"{model}, {precision}",
         "trained": f"{_millions(n_trained)} of {_millions(n_weights)} "
         f"weights ({share:.1f} %), {_millions(n_frozen)} frozen",
-        "training": _heard(train_s),
+        "training": f"{_heard(train_s)} an epoch",
         "validation": _heard(valid_s),
         "steps": f"{n_steps:,} in {n_epochs} epochs"
         + (f", going on after step {n_done:,}" if n_done else ""),

@@ -14,6 +14,7 @@ the row, from 0. The columns `id`, `start` and `end` are read only where
 """
 
 import re
+import shutil
 from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 from urllib.parse import quote
@@ -68,6 +69,8 @@ def transcripts(folder: Path) -> List[Path]:
     ------
     FileNotFoundError
         There are none, and it is no name on the hub either.
+    ValueError
+        There are several data sets in it.
     """
     place, _ = _place(folder)
     if place is None:
@@ -109,7 +112,7 @@ def read(
     ValueError
         The data set cannot be loaded, has no split that can be used, a column
         is missing or unknown, or audio must be written and there is no
-        folder for it, or one in the data set's.
+        folder for it, or one in the data set's, or too small a disk.
     OSError
         A file cannot be written.
     """
@@ -120,6 +123,8 @@ def read(
     for part in parts:
         if not part.name:
             _check_splits(part, folder)
+    if folders.unpack_folder:
+        _require_space(parts, folders.unpack_folder, folder)
     for part in parts:
         for number, row in _rows(part, folder):
             yield _utterance(part, number, row, folders)
@@ -133,10 +138,33 @@ def _place(folder: Path) -> Tuple[Optional[Path], Optional[str]]:
         data = (p for p in place.rglob("*") if p.suffix in DATA)
         if next(data, None) is None:
             raise layout.not_found(place, LAYOUT)
+        _require_one(place)
         return place, None
     if not _HUB.fullmatch(str(folder)):
         raise layout.not_found(folder.absolute(), LAYOUT)
     return None, str(folder).partition(":")[2] or None
+
+
+def _require_one(place: Path) -> None:
+    """Folders of several configurations would be read as one, clips twice."""
+    if _is_saved(place):
+        return
+    data = [p for p in place.rglob("*") if p.suffix in DATA]
+    inner = {p.relative_to(place).parts[0] for p in data if p.parent != place}
+    inner = sorted(name for name in inner if not name.startswith((".", "__")))
+    if len(inner) == 1:
+        return _require_one(place / inner[0])
+    found = [place / name for name in inner if not manifest._split(name)]
+    if len(found) > 1:
+        raise ValueError(
+            f"data_folder={place} holds several data sets, which would be "
+            f"read as one; choose {', '.join(map(str, found))}, or list those "
+            "you want as corpora"
+        )
+
+
+def _is_saved(place: Path) -> bool:
+    return any((place / name).exists() for name in SAVED[:2])
 
 
 def _apart(
@@ -165,7 +193,7 @@ def _loaded(place: Optional[Path], config: Optional[str], folder: Path):
         if place is None:
             name = str(folder).partition(":")[0]
             return datasets.load_dataset(name, config)
-        if any((place / name).exists() for name in SAVED[:2]):
+        if _is_saved(place):
             return datasets.load_from_disk(str(place), keep_in_memory=False)
         # As a stream: otherwise a second copy would fill the cache.
         return datasets.load_dataset(str(place), streaming=True)
@@ -285,6 +313,42 @@ def _check_splits(part: _Part, folder: Path) -> None:
             f"data_folder={folder}: split {', '.join(map(repr, unknown))} in "
             f"column {column} is unknown; choose {manifest.SPLITS}"
         )
+
+
+def _require_space(parts: List[_Part], target: Path, folder: Path) -> None:
+    """A disk that fills up would tell so after hours."""
+    n_bytes = sum(map(_n_bytes, parts))
+    there = next(p for p in (target, *target.parents) if p.exists())
+    free = shutil.disk_usage(there).free
+    if n_bytes > free:  # what is there already is not written again
+        n_bytes -= sum(p.stat().st_size for p in target.rglob("*.*"))
+    if n_bytes > free:
+        raise ValueError(
+            f"data_folder={folder}: its audio takes about {n_bytes / 1e9:.1f} "
+            f"GB as files in {target}, where {free / 1e9:.1f} GB are free; "
+            "free space there or choose another output folder"
+        )
+
+
+def _n_bytes(part: _Part) -> int:
+    """Of the files in a split's rows; 0 where the data set does not tell."""
+    import datasets
+
+    name, rows = part.columns["path"], part.rows
+    feature = rows.features[name]
+    if isinstance(feature, dict):
+        holds_files = "bytes" in feature
+    elif isinstance(feature, datasets.Value):
+        holds_files = feature.dtype.endswith("binary")
+    else:
+        holds_files = isinstance(feature, datasets.Audio)
+    if not holds_files:  # samples become FLAC, of a size that nobody knows
+        return 0
+    if isinstance(rows, datasets.Dataset):
+        share = len(rows) / max(1, rows.data.num_rows)
+        return round(share * rows.data.column(name).nbytes)
+    told = (rows.info.splits or {}).get(part.name or "train")
+    return told.num_bytes or 0 if told else 0
 
 
 def _rows(part: _Part, folder: Path) -> Iterator[Tuple[int, dict]]:
