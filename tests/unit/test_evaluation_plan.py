@@ -235,6 +235,20 @@ def test_labels_over_the_decoders_length_are_scored(make, corpus):
     assert len(plan.sets["long"]) == 1
 
 
+def test_audio_lies_where_it_was_prepared(make, corpus, tmp_path):
+    path = corpus("told.csv")
+    with pytest.raises(ValueError, match="none of its audio is there"):
+        make(manifests=[path], data_folder="")
+    told = {"settings": {"data_folder": str(tmp_path / "corpus")}}
+    (tmp_path / "prepare_report.json").write_text(json.dumps(told, indent=1))
+    assert len(make(manifests=[path], data_folder="").sets["told"]) == 1
+
+
+def test_a_folder_is_no_manifest(make, tmp_path):
+    with pytest.raises(ValueError, match="is a folder; name a CSV in it"):
+        make(manifests=[str(tmp_path)])
+
+
 def test_a_dot_within_a_manifests_name_stays(make, corpus):
     plan = make(manifests=[corpus("test.csv"), corpus("test.noisy.csv")])
     assert list(plan.sets) == ["test", "test.noisy"]

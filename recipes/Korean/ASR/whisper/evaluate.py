@@ -74,7 +74,11 @@ def parse(arguments=None):
         help="English speech, to see what is forgotten",
     )
     add("--out", metavar="DIR", required=True, type=Path)
-    add("--data_folder", default="", help="what $data_root stands for")
+    add(
+        "--data_folder",
+        default="",
+        help="what $data_root stands for; else as prepared",
+    )
     add("--batch_size", type=int, default=32)
     add("--precision", help="fp32, bf16 or fp16; else as in the model's run")
     add("--beam_size", type=int, help="1: greedy; else as in the model's run")

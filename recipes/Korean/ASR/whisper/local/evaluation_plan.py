@@ -13,7 +13,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
-from local import dataio, engines, model, trained
+from local import dataio, engines, model, prepare_report, trained
 from local.report import sound
 from local.rules import RULES as SETTINGS
 
@@ -220,13 +220,16 @@ def _label_fits(tokenizer):
 
 def _rows(path, data_folder, label_fits):
     """A test set; what is too long to be heard counts as failed later."""
+    if os.path.isdir(path):
+        raise ValueError(f"manifest '{path}' is a folder; name a CSV in it")
     if not os.path.isfile(path):
         raise FileNotFoundError(
             f"manifest '{path}': no such file; python -m local.prepare writes "
             "manifests, and train.py does into <output_folder>/manifests"
         )
     try:
-        return dataio.load_split(path, data_folder, float("inf"), label_fits)
+        data_root = data_folder or prepare_report.data_folder(path)
+        return dataio.load_split(path, data_root, float("inf"), label_fits)
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(
             f"manifest '{path}' is no CSV in UTF-8: {error}"

@@ -30,7 +30,14 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from local import dataio, feature_chunk, features, files, user_errors
+from local import (
+    dataio,
+    feature_chunk,
+    features,
+    files,
+    prepare_report,
+    user_errors,
+)
 from local.cache_files import gb
 from local.encoder_cache import existing
 
@@ -131,8 +138,14 @@ def _planned(manifest_folder, out, whisper_hub, data_folder, n_clips):
     planned = []
     for split in SPLITS:
         path = Path(manifest_folder) / f"{split}.csv"
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"no {path}; give the folder of manifests that python -m "
+                "local.prepare wrote, or <output_folder>/manifests of a run"
+            )
         # Durations and labels are looked at clip by clip, and reported.
-        rows = dataio.load_split(path, data_folder, float("inf"), _fits)
+        data_root = data_folder or prepare_report.data_folder(path)
+        rows = dataio.load_split(path, data_root, float("inf"), _fits)
         n_chunks = -(-len(rows) // n_clips)
         items = iter(rows.items())
         planned += [
@@ -141,7 +154,7 @@ def _planned(manifest_folder, out, whisper_hub, data_folder, n_clips):
                 number,
                 n_chunks,
                 dict(islice(items, n_clips)),
-                str(data_folder),
+                str(data_root),
                 whisper_hub,
                 made_by,
             )
@@ -170,6 +183,10 @@ def _require_space(out, chunks):
     """Of all jobs: an array that shares a disk fills it together."""
     n_bytes = sum(chunk.n_bytes for chunk in chunks)
     free = shutil.disk_usage(existing(out)).free
+    tqdm.write(
+        f"{len(chunks)} chunks still to be made take about {gb(n_bytes)} in "
+        f"{out}, where {gb(free)} are free"
+    )
     if n_bytes > free:
         raise ValueError(
             f"the chunks still to be made take about {gb(n_bytes)} in {out}, "
@@ -311,7 +328,9 @@ def main():
         help="whose mels and tokens: a hub name, a local folder, random:SIZE",
     )
     parser.add_argument(
-        "--data_folder", default="", help="what $data_root stands for"
+        "--data_folder",
+        default="",
+        help="what $data_root stands for; else as prepared",
     )
     parser.add_argument("--processes", type=_count, default=os.cpu_count())
     parser.add_argument(

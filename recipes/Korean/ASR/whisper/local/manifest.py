@@ -161,6 +161,7 @@ def read(path: Path, data_root: str) -> Dict[str, dict]:
             raise ValueError(
                 f"{path}: column {', '.join(sorted(missing))} is missing; "
                 f"the file has {', '.join(reader.fieldnames or ['no header'])}"
+                "; python -m local.prepare makes one with all of them"
             )
         for row in reader:
             identifier = row.pop("ID")

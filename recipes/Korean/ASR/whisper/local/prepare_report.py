@@ -7,6 +7,7 @@ lines of it to read.
 
 import json
 from collections import Counter
+from pathlib import Path
 
 from local import files
 from speechbrain.utils.logger import get_logger
@@ -173,6 +174,25 @@ def head(path):
     if not isinstance(report, dict):
         raise ValueError(f"{path} is no report of a preparation")
     return report
+
+
+def data_folder(csv_path):
+    """What ``$data_root`` stood for when a manifest was written.
+
+    Arguments
+    ---------
+    csv_path : str or Path
+        A manifest beside its report.
+
+    Returns
+    -------
+    str
+        Empty where no report tells it.
+    """
+    try:
+        return head(Path(csv_path).with_name(NAME))["settings"]["data_folder"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def summary(path):
