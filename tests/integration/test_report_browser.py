@@ -16,10 +16,14 @@ OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-sync"]
 OPTIONS += ["--enable-logging=stderr", "--dump-dom"]
 HOSTILE = "</script><img src=x onerror=console.error('ran')><b>굵게</b>"
 LONG = "가" * 99 + "x" * 99
+HUNDREDS = {"CER": 972.29, "CER_no_space": 1001.36, "WER": 1774.27}
+HUNDREDS |= {"sWER": 774.27}
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
-# A page tells how wide it is to the one that it stands in.
-TELL = """<script>parent.postMessage(
-  document.documentElement.scrollWidth + " of " + innerWidth, "*")</script>"""
+# A page tells how wide it and its summary are to the one it stands in.
+TELL = """<script>
+const wide = [document.documentElement, document.querySelector("#summary .box")]
+  .map((one) => `${one.scrollWidth} of ${one.clientWidth}`);
+parent.postMessage(`${innerWidth}: ${wide.join(", ")}`, "*")</script>"""
 FRAMES = """<script>onmessage = (event) => {
   document.body.append(`width ${event.data};`); }</script>
 <iframe src="page.html" width="390" height="900"></iframe>
@@ -42,6 +46,10 @@ def page(folder):
     for result in evaluation["results"]:
         trouble = {"hypothesis": HOSTILE, "errors": 50, "wav": "gone.wav"}
         result["utterances"][3] |= trouble | {"speaker": LONG}
+    for result in evaluation["results"][::2]:
+        result["scores"] |= HUNDREDS
+        intervals = {name: [HUNDREDS[name]] * 2 for name in ("CER", "WER")}
+        result["analysis"]["intervals"] = intervals
     evaluation["settings"] |= {LONG: LONG}
     path = folder / "report.html"
     write(path, evaluation, n_embedded=20)
@@ -79,13 +87,36 @@ def words(part):
     return text.replace("\u200b", "")
 
 
-def test_a_page_of_rows_worst_first(see):
+def test_a_page_of_the_last_models_rows_worst_first(see):
     dom = see()
     found = rows(dom)
     assert len(found) == 50
-    assert "300 of 300 hypotheses" in dom and "1 – 50 of 300" in dom
+    assert "150 of 300 hypotheses" in dom and "1 – 50 of 150" in dom
+    assert all("fine-tuned" in words(row) for row in found)
+    assert evaluations.BASE not in words("".join(found))
     errors = [int(re.search(r">(\d+) / \d+<", row)[1]) for row in found]
     assert errors == sorted(errors, reverse=True)
+
+
+def test_all_models_and_each_set_can_be_chosen(see):
+    dom = see(model="", set=evaluations.SETS[0])
+    chosen = re.search(r'<select name="set">(.*?)</select>', dom)[1]
+    assert words(chosen) == "All" + "".join(evaluations.SETS)
+    assert "150 of 300 hypotheses" in dom
+    found = words("".join(rows(dom)))
+    assert evaluations.BASE in found and "fine-tuned" in found
+    assert evaluations.SETS[1] not in found
+
+
+def test_a_table_laid_out_as_cards_is_heard_as_a_table(see):
+    dom = see()
+    table = dom[dom.index('<table class="plotted cards"') :].split("</table>")[
+        0
+    ]
+    assert (
+        'role="table"' in table and '<th scope="row" role="rowheader">' in table
+    )
+    assert all('role="' in tag for tag in re.findall("<t[rdh] [^>]*>", table))
 
 
 def test_an_address_searches_filters_and_sorts(see):
@@ -120,12 +151,16 @@ def test_a_text_of_html_stays_a_text_and_a_lost_clip_is_told(see):
     assert HOSTILE in words(below)
 
 
-def test_no_page_scrolls_sideways(see, page):
+def test_neither_the_page_nor_its_summary_scrolls_sideways(see, page):
     plain = POLICY.sub("", page.read_text(encoding="utf-8"))
     copy = page.with_name("page.html")
     copy.write_text(plain.replace("</body>", f"{TELL}</body>"))
     frames = page.with_name("frames.html")
     frames.write_text(FRAMES)
-    told = re.findall(r"width (\d+) of (\d+);", see(frames))
-    assert sorted(int(width) for _, width in told) == [390, 1400]
-    assert all(int(needed) <= int(width) for needed, width in told)
+    told = re.findall(
+        r"width (\d+): (\d+) of (\d+), (\d+) of (\d+);", see(frames)
+    )
+    assert sorted(int(width) for width, *_ in told) == [390, 1400]
+    for _, *widths in told:
+        page_needs, page_has, summary_needs, summary_has = map(int, widths)
+        assert page_needs <= page_has and summary_needs <= summary_has

@@ -93,19 +93,28 @@ def test_on_a_full_disk_the_table_before_stays(tmp_path):
 
 
 def test_a_table_to_paste():
-    results = [result(), result("tuned", analysis={})]
+    results = [result(), result("tuned", analysis={}, n_failed=0)]
     found = {"results": results, "paired": [pair(-1.5, -0.5)]}
     assert tables.markdown(found).splitlines() == [
         "| Test set | Model | CER | CER_no_space | WER | sWER | "
-        "CER difference |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        "CER difference | Failed |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
         "| test | base | 10.00 [9.50, 10.50] | 8.13 | 30.50 [29.00, 32.00] | "
-        "20.00 |  |",
+        "20.00 |  | 1 |",
         "| test | tuned | 10.00 | 8.13 | 30.50 | 20.00 | "
-        "-1.00 [-1.50, -0.50] from base |",
+        "-1.00 [-1.50, -0.50] from base | 0 |",
         "",
         "In percent, with 95 % intervals in brackets. Text policy: korean-1.",
     ]
+
+
+@pytest.mark.parametrize("n_failed", [0, None])
+def test_where_no_clip_failed_no_column_tells_it(n_failed):
+    head, rules, row, *_ = tables.markdown(
+        {"results": [result(n_failed=n_failed)]}
+    ).splitlines()
+    assert head.endswith("| CER difference |")
+    assert head.count("|") == rules.count("|") == row.count("|")
 
 
 def test_a_set_of_few_clips_has_no_intervals():
@@ -117,7 +126,7 @@ def test_a_set_of_few_clips_has_no_intervals():
         {"results": results, "paired": [few]}
     ).splitlines()
     assert "| 10.00 |" in base and "| 30.50 |" in base
-    assert tuned.endswith("| -1.00 (too few clips) from base |")
+    assert tuned.endswith("| -1.00 (too few clips) from base | 1 |")
 
 
 @pytest.mark.parametrize(

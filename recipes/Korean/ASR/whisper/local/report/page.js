@@ -1,6 +1,19 @@
 "use strict";
 // Texts come from users: they are put in as text, never as HTML.
 (() => {
+  // Narrow, their rows are laid out as cards and would be no table to hear.
+  const ROLES = { table: "table", thead: "rowgroup", tbody: "rowgroup",
+    tr: "row", td: "cell", "thead th": "columnheader",
+    "tbody th": "rowheader" };
+  for (const table of document.querySelectorAll(".cards")) {
+    table.setAttribute("role", ROLES.table);
+    for (const [name, role] of Object.entries(ROLES).slice(1)) {
+      for (const part of table.querySelectorAll(name)) {
+        part.setAttribute("role", role);
+      }
+    }
+  }
+
   const source = document.getElementById("data");
   const data = JSON.parse(source.textContent);
   const form = document.querySelector(".filters");
@@ -236,12 +249,17 @@
   }
 
   // The address says what is shown, so that it can be sent: #q=학교&model=base
+  // Without an address the last model's rows are shown.
+  const PLAIN = { model: data.preset, sort: "errors down" };
   const FIELDS = ["q", "set", "model", "category", "flag", "sort"];
 
   function remember() {
-    const pairs = FIELDS.filter((name) => form.elements[name].value)
-      .filter((name) => form.elements[name].value !== "errors down")
-      .map((name) => `${name}=${encodeURIComponent(form.elements[name].value)}`);
+    const values = FIELDS.map((name) => [name, form.elements[name].value]);
+    const isPlain = values.every(([name, value]) =>
+      value === (PLAIN[name] || ""));
+    const pairs = values.filter(([name, value]) => !isPlain &&
+      (name === "model" || (value && value !== PLAIN[name])))
+      .map(([name, value]) => `${name}=${encodeURIComponent(value)}`);
     try {
       history.replaceState(null, "", pairs.length ? `#${pairs.join("&")}` : "#");
     } catch { /* Some viewers forbid it; the table works without. */ }
@@ -298,5 +316,8 @@
   window.addEventListener("beforeprint", () => {
     for (const part of document.querySelectorAll("details")) part.open = true;
   });
-  if (!recall()) order("errors", true);
+  if (!recall()) {
+    form.elements.model.value = PLAIN.model;
+    order("errors", true);
+  }
 })();

@@ -8,18 +8,15 @@ import base64
 import functools
 import hashlib
 import json
-import math
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
 
 from local import files
-from local.report import plots, rows, sound, tables
+from local.report import figures, plots, rows, sound, tables, verdicts
 
 HERE = Path(__file__).parent
-MINUS = "\N{MINUS SIGN}"
-NO_NUMBER = "\N{EN DASH}"
 N_SPEAKERS = 20  # that are shown, the last model's worst
 N_CONFUSIONS = 15
 N_EMBEDDED = 200
@@ -59,11 +56,17 @@ def write(path, evaluation, audio="embed", n_embedded=N_EMBEDDED):
     listed = clips[: rows.N_LISTED]
     heads = [made[0][1] for _, made in listed]
     players = sound.players(heads, path.parent, audio, n_embedded)
-    data = rows.content(listed, players)
+    data = rows.content(listed, players) | {"preset": _last(results)}
     page = _page(evaluation, data, len(clips))
     # A lone surrogate of a damaged label is no UTF-8.
     with files.replacing(path, binary=True) as file:
         file.write(page.encode("utf-8", "replace"))
+
+
+def _last(results):
+    """The last model of which there are utterances: the one in the making."""
+    names = [one["model"] for one in results if one.get("utterances")]
+    return list(dict.fromkeys(names))[-1] if names else ""
 
 
 def _page(evaluation, data, n_clips):
@@ -89,14 +92,7 @@ def _template():
         lstrip_blocks=True,
         loader=jinja2.FileSystemLoader(HERE),
     )
-    environment.filters.update(
-        rate=_rate,
-        signed=_signed,
-        count=_count,
-        clips=_clips,
-        time=_time,
-        limits=_limits,
-    )
+    environment.filters.update(figures.FILTERS)
     environment.globals["mark"] = plots.mark
     return environment.get_template("page.html")
 
@@ -123,6 +119,7 @@ def _view(evaluation):
         "sets": sets,
         "settings": _flat(evaluation.get("settings") or {}),
         "policy": tables.policy(evaluation),
+        "verdicts": verdicts.verdicts(evaluation),
         "summary": _summary(results, models, sets),
         "differences": _differences(evaluation.get("paired") or []),
         "curves": [
@@ -146,7 +143,9 @@ def _flat(values, prefix=""):
         elif isinstance(value, (list, tuple)):
             pairs.append((prefix + name, ", ".join(map(str, value))))
         else:
-            pairs.append((prefix + name, NO_NUMBER if value is None else value))
+            pairs.append(
+                (prefix + name, figures.NO_NUMBER if value is None else value)
+            )
     return pairs
 
 
@@ -163,7 +162,7 @@ def _line(result, models):
         "model": result["model"],
         "place": models.index(result["model"]),
         "scores": scores,
-        "CER": _known(scores.get("CER")),
+        "CER": figures.known(scores.get("CER")),
         "limits": intervals.get("CER"),
         "few": few,
         "intervals": intervals,
@@ -183,13 +182,18 @@ def _summary(results, models, sets):
 
 
 def _axis(lines):
-    """Of lines with a ``CER`` and its ``limits``."""
+    """Of lines with a ``CER`` and its ``limits``.
+
+    One model that fails everywhere does not squeeze the others.
+    """
+    drawn = [line for line in lines if line["CER"] is not None]
+    fair = [line for line in drawn if line["CER"] < plots.FULL]
     values = [
         value
-        for line in lines
+        for line in fair or drawn
         for value in (line["CER"], *(line["limits"] or ()))
     ]
-    return plots.Axis(v for v in values if _known(v) is not None)
+    return plots.Axis(v for v in values if figures.known(v) is not None)
 
 
 def _by(name, results, models, sets):
@@ -215,13 +219,13 @@ def _by(name, results, models, sets):
 
 
 def _group_line(group, model, models):
-    limits = [_known(group.get("low")), _known(group.get("high"))]
+    limits = [figures.known(group.get("low")), figures.known(group.get("high"))]
     few = tables.is_few(group.get("n_utterances"))
     return {
         **group,
         "model": model,
         "place": models.index(model),
-        "CER": _known(group.get("CER")),
+        "CER": figures.known(group.get("CER")),
         "limits": None if few or None in limits else limits,
         "few": few,
     }
@@ -253,15 +257,15 @@ def _differences(paired):
 
 
 def _told(difference, n_utterances):
-    """What a paired difference and its interval say, in words."""
+    """What a paired difference says: class, words, and why."""
     if tables.is_few(n_utterances):
-        return "open", "Too few clips to tell"
+        return "open", "Too few clips to tell", ""
     low, high = difference["low"], difference["high"]
     if high < 0:
-        return "better", "Better: the interval excludes 0"
+        return "better", "Better", "the interval excludes 0"
     if low > 0:
-        return "worse", "Worse: the interval excludes 0"
-    return "open", "Not told apart: the interval includes 0"
+        return "worse", "Worse", "the interval excludes 0"
+    return "open", "Not told apart", "the interval includes 0"
 
 
 def _edits(results):
@@ -295,47 +299,3 @@ def _confusions(results):
         for found in [list(_part(result, "confusions").items())]
         if any(pairs for _, pairs in found)
     ]
-
-
-# Numbers as they are read
-
-
-def _known(value):
-    """A finite number, or None."""
-    number = isinstance(value, (int, float)) and math.isfinite(value)
-    return value if number else None
-
-
-def _rate(value, digits=2):
-    if _known(value) is None:
-        return NO_NUMBER
-    return f"{value:,.{digits}f}".replace("-", MINUS)
-
-
-def _signed(value):
-    if _known(value) is None:
-        return NO_NUMBER
-    return f"{value:+.2f}".replace("-", MINUS)
-
-
-def _count(value):
-    return NO_NUMBER if _known(value) is None else f"{value:,}"
-
-
-def _clips(n):
-    return f"{_count(n)} clip{'' if n == 1 else 's'}"
-
-
-def _time(hours):
-    """Of a length: in minutes while it is below an hour."""
-    if _known(hours) is None or hours >= 1:
-        return f"{_rate(hours, 1)} h"
-    return f"{_rate(60 * hours, 1)} min"
-
-
-def _limits(limits, signed=False):
-    """An interval; empty where there is none."""
-    if not limits or None in map(_known, limits):
-        return ""
-    form = _signed if signed else _rate
-    return f"{form(limits[0])} to {form(limits[1])}"

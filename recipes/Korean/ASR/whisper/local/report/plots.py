@@ -77,7 +77,7 @@ class Axis:
         parts = [
             _line(self.place(t), self.place(t), "tick") for t in self.ticks
         ]
-        if limits:
+        if limits and limits[0] <= self.end:
             low, high = map(self.place, limits)
             parts.append(_line(low, high, "range"))
             parts += [_line(at, at, "end") for at in (low, high)]

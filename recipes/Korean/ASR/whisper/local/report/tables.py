@@ -94,12 +94,17 @@ def markdown(evaluation):
     -------
     str
         Percents with their 95 % intervals, and the difference of CER from
-        the model that it was compared with; the text policy stands below.
+        the model that it was compared with; the failed clips, where any
+        clip failed; the text policy stands below.
     """
     head = ["Test set", "Model", *SHOWN, "CER difference"]
     rules = ["---", "---", *["---:"] * (len(head) - 2)]
     results = by_set(evaluation.get("results", []))
     rows = [_cells(r, evaluation.get("paired", [])) for r in results]
+    n_failed = [(r.get("scores") or {}).get("n_failed") or 0 for r in results]
+    if any(n_failed):
+        head, rules = [*head, "Failed"], [*rules, "---:"]
+        rows = [[*row, f"{n}"] for row, n in zip(rows, n_failed)]
     lines = [f"| {' | '.join(row)} |" for row in [head, rules, *rows]]
     note = "In percent, with 95 % intervals in brackets."
     return "\n".join([*lines, "", f"{note} {policy(evaluation)}"]) + "\n"
