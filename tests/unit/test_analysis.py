@@ -8,7 +8,11 @@ import json
 
 import jiwer
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import (
+    given,
+    settings,
+    strategies as st,
+)
 from local import analysis, bootstrap, confusions, metrics
 from local.metrics import Record
 

@@ -6,7 +6,12 @@ import time
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import (
+    example,
+    given,
+    settings,
+    strategies as st,
+)
 from local import batching
 from local.batching import Batches, context_samples, in_order
 

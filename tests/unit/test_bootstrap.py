@@ -9,7 +9,11 @@ import math
 import jiwer
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import (
+    given,
+    settings,
+    strategies as st,
+)
 from local import bootstrap, metrics
 from local.bootstrap import RATES, UNITS, intervals, paired
 from local.metrics import Record

@@ -5,7 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import (
+    HealthCheck,
+    given,
+    settings,
+    strategies as st,
+)
 from local import manifest, text
 from local.manifest import Utterance
 

@@ -12,7 +12,11 @@ import unicodedata
 import jiwer
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import (
+    given,
+    settings,
+    strategies as st,
+)
 from local import metrics, text
 from local.metrics import Record, score, space_normalized
 

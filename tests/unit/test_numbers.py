@@ -7,7 +7,11 @@ Out: readings, and pairs.
 import time
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import (
+    given,
+    settings,
+    strategies as st,
+)
 from local import numbers, text
 from local.numbers import merge, readings
 

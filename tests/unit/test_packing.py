@@ -7,7 +7,11 @@ import pytest
 import soundfile
 import torch
 from conftest import noise
-from hypothesis import given, settings, strategies as st
+from hypothesis import (
+    given,
+    settings,
+    strategies as st,
+)
 from local import dataio, loss, model, packing, text
 from local.packing import Clip
 

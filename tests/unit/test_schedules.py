@@ -4,7 +4,12 @@ import math
 
 import pytest
 import torch
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import (
+    example,
+    given,
+    settings,
+    strategies as st,
+)
 from local.schedules import SCHEDULES, Schedule, separate
 from transformers import (
     get_cosine_schedule_with_warmup,

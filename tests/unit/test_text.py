@@ -3,7 +3,10 @@
 import unicodedata
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import (
+    given,
+    strategies as st,
+)
 from local import text
 
 NFD = unicodedata.normalize("NFD", "한국어 닭볶음 값")

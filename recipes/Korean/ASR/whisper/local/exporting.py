@@ -25,14 +25,7 @@ from transformers import (
 )
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
-from local import (
-    checkpoints,
-    decode,
-    files,
-    probes,
-    random_model,
-    trained,
-)
+from local import checkpoints, decode, files, probes, random_model, trained
 from local.model import MAX_TOKENS, RANDOM
 
 logger = logging.getLogger(__name__)

@@ -32,7 +32,11 @@ import numpy as np
 import soundfile
 
 from local import audio, files, text, unpack
-from local.corpora import aihub_labels, aihub_tree as tree, layout
+from local.corpora import (
+    aihub_labels,
+    aihub_tree as tree,
+    layout,
+)
 from local.corpora.aihub_labels import Label, Segment
 from local.manifest import Utterance
 
