@@ -2,6 +2,7 @@
 PYTHON ?= python3
 RECIPE := recipes/Korean/ASR/whisper
 PY := $(CURDIR)/.venv/bin/python
+QUICKSTART := tests/integration/test_quickstart.py  # takes both cores itself
 
 # On a CPU: idle threads sleep, and freed memory is kept instead of being asked
 # of the kernel again at every step.
@@ -17,7 +18,8 @@ quickstart: .venv/installed
 	cd $(RECIPE) && $(PY) train.py hparams/quickstart.yaml
 
 test: .venv/installed
-	$(PY) -m pytest -q --durations=8 -n 2 --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest -q $(QUICKSTART)
+	$(PY) -m pytest -q --durations=8 -n 2 --dist loadfile --ignore=$(QUICKSTART)
 
 test-slow: .venv/installed
 	$(PY) -m pytest -q --durations=8 -m slow

@@ -1,7 +1,7 @@
 """Lets the tests import the recipe as its scripts do.
 
 In: this file's place in the repository.
-Out: the recipe folder at the head of sys.path; the order of the tests.
+Out: the recipe folder at the head of sys.path.
 """
 
 import os
@@ -17,13 +17,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """The longest test first, so that two processes end together.
-
-    Hypothesis asks every module for its file, which makes SpeechBrain's lazy
-    modules import packages that nobody needs here.
-    """
-    items.sort(key=lambda item: item.path.name != "test_quickstart.py")
+def pytest_collection_modifyitems():
+    """Hypothesis asks every module for its file, which makes SpeechBrain's
+    lazy modules import packages that nobody needs here."""
     importutils = sys.modules.get("speechbrain.utils.importutils")
     if importutils:
         importutils.LazyModule.__file__ = None
