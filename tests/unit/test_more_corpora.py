@@ -6,6 +6,7 @@ import unicodedata
 import pytest
 from conftest import write_audio
 from local import corpora, manifest, prepare
+from local.corpora import layout
 from test_corpora import read, snapshot, write
 
 
@@ -265,3 +266,16 @@ def test_pansori_prepared(tmp_path):
         "missing_audio": 1,
         "duplicate_id": 1,
     }
+
+
+def test_a_dangling_transcript_ends_no_preparation(tmp_path):
+    folder = tmp_path / "one/two"
+    folder.mkdir(parents=True)
+    (folder / "a.flac").touch()
+    (folder / "b.trans.txt").write_text("b 네\nc\n", encoding="utf-8")
+    (folder / "gone.trans.txt").symlink_to(tmp_path / "nowhere")
+    assert list(layout.spoken(folder)) == [
+        ("b", "네"),
+        ("c", None),
+        ("a", None),
+    ]

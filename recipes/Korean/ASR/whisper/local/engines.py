@@ -4,6 +4,7 @@ In: a trained.Source and how to decode; then waveforms, or a batch of clips.
 Out: texts; of a batch also its loss, and the seconds that its texts took.
 """
 
+import abc
 import contextlib
 import importlib.util
 import json
@@ -123,7 +124,7 @@ def load(
     return WhisperEngine(source.name, whisper, device, precision, *decoding)
 
 
-class Engine:
+class Engine(abc.ABC):
     """What all engines have; each adds ``texts``.
 
     Attributes
@@ -146,9 +147,9 @@ class Engine:
         self.tokenizer, self.precision = tokenizer, precision
         self.batch_size = batch_size
 
+    @abc.abstractmethod
     def texts(self, wavs):
         """Texts of (batch, samples) waveforms, 16 kHz, behind them zeros."""
-        raise NotImplementedError
 
     def transcribe(self, wavs):
         """Texts of clips, each at the full context.

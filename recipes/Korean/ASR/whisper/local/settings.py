@@ -9,7 +9,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import re
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 
 from local import channel, files
+from local.corpora.huggingface import HUB_NAME
 from local.rules import RULES
 
 PLACEHOLDER = "!PLACEHOLDER"
@@ -35,7 +35,6 @@ NEED_WAVEFORMS = {
     "packing": "none",
     "encoder_cache_folder": "",
 }
-HUB_NAME = re.compile(r"[\w-]+/[\w.-]+(:[\w.-]+)?", re.ASCII)  # org/name:config
 
 
 def check(hparams_file, overrides, run_opts):

@@ -39,7 +39,7 @@ ONLY_MAPPED = ("id", "start", "end")
 COLUMNS = manifest.REQUIRED + NAMED + ONLY_MAPPED
 CLIPS_PER_FOLDER = 1000
 
-_HUB = re.compile(r"[\w-]+/[\w.-]+(:[\w.-]+)?", re.ASCII)
+HUB_NAME = re.compile(r"[\w-]+/[\w.-]+(:[\w.-]+)?", re.ASCII)
 
 
 class _Part(NamedTuple):
@@ -140,7 +140,7 @@ def _place(folder: Path) -> Tuple[Optional[Path], Optional[str]]:
             raise layout.not_found(place, LAYOUT)
         _require_one(place)
         return place, None
-    if not _HUB.fullmatch(str(folder)):
+    if not HUB_NAME.fullmatch(str(folder)):
         raise layout.not_found(folder.absolute(), LAYOUT)
     return None, str(folder).partition(":")[2] or None
 

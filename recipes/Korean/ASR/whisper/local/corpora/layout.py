@@ -11,7 +11,9 @@ import os
 import re
 from itertools import chain
 from pathlib import Path
-from typing import Callable, Iterable, Iterator, Sequence, Tuple
+from typing import Callable, Iterable, Iterator, Optional, Sequence, Tuple
+
+from local import text as korean
 
 CHUNK_BYTES = 1 << 20  # of a file that is looked through
 
@@ -90,6 +92,36 @@ def not_found(folder: Path, layout: str) -> FileNotFoundError:
         "Set data_folder to the folder that holds these, and unpack the "
         "archives of the corpus first."
     )
+
+
+def spoken(folder: Path) -> Iterator[Tuple[str, Optional[str]]]:
+    """Reads a folder of FLAC files as LibriSpeech packs them.
+
+    Its ``*.trans.txt`` hold a line a recording: ID, blank, text.
+
+    Arguments
+    ---------
+    folder : Path
+        Of one reader, or one talk.
+
+    Yields
+    ------
+    str
+        ID: the FLAC file's name without its suffix.
+    str or None
+        The label; None where a recording has no line or a line no text, for
+        all of it is speech.
+    """
+    named = set()
+    for path in filter(Path.exists, sorted(folder.glob("*.trans.txt"))):
+        for _, line in numbered_lines(path):
+            identifier, *raw = line.split(None, 1)
+            named.add(identifier)
+            label = korean.for_label(raw[0]) if raw else None
+            yield identifier, label or None
+    for path in sorted(folder.glob("*.flac")):
+        if path.stem not in named:
+            yield path.stem, None
 
 
 def decoded(path: Path) -> str:

@@ -13,7 +13,6 @@ The folder of a speaker has a coded name, that of a talk its video's.
 from pathlib import Path
 from typing import Iterator, List, Optional
 
-from local import text
 from local.corpora import layout
 from local.manifest import Utterance
 
@@ -70,25 +69,12 @@ def read(folder: Path) -> Iterator[Utterance]:
     """
     for talk in sorted(_root(folder).glob("*/*")):
         if talk.is_dir():
-            yield from _of_talk(talk)
+            for identifier, label in layout.spoken(talk):
+                yield _utterance(talk, identifier, label)
 
 
 def _root(folder: Path) -> Path:
     return layout.find(folder, PLACES, [MARKER], LAYOUT)
-
-
-def _of_talk(talk: Path) -> Iterator[Utterance]:
-    named = set()
-    for path in sorted(talk.glob("*.trans.txt")):
-        for _, line in layout.numbered_lines(path):
-            identifier, *raw = line.split(None, 1)
-            named.add(identifier)
-            # No clip is without speech: an empty text is a missing one.
-            label = text.for_label(raw[0]) if raw else None
-            yield _utterance(talk, identifier, label or None)
-    for path in sorted(talk.glob("*.flac")):
-        if path.stem not in named:
-            yield _utterance(talk, path.stem, None)
 
 
 def _utterance(talk: Path, identifier: str, label: Optional[str]) -> Utterance:

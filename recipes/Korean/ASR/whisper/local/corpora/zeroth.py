@@ -12,7 +12,6 @@ test 1.2 h, 457 utterances, 10 readers. 16 kHz FLAC.
 from pathlib import Path
 from typing import Iterator, List
 
-from local import text
 from local.corpora import layout
 from local.manifest import Utterance
 
@@ -68,22 +67,10 @@ def read(folder: Path) -> Iterator[Utterance]:
     for split, part in PARTS.items():
         for reader in sorted(root.glob(f"{part}/*/*")):
             if reader.is_dir():
-                yield from _of_reader(reader, split)
+                for identifier, label in layout.spoken(reader):
+                    wav = str(reader / f"{identifier}.flac")
+                    yield Utterance(identifier, wav, label, split, reader.name)
 
 
 def _root(folder: Path) -> Path:
     return layout.find(folder, ("", "*"), MARKERS, LAYOUT)
-
-
-def _of_reader(reader: Path, split: str) -> Iterator[Utterance]:
-    seen = set()
-    for path in sorted(reader.glob("*.trans.txt")):
-        for _, line in layout.numbered_lines(path):
-            identifier, _, raw = line.strip().partition(" ")
-            seen.add(identifier)
-            wav = str(reader / f"{identifier}.flac")
-            label = text.for_label(raw) or None  # all of it is read speech
-            yield Utterance(identifier, wav, label, split, reader.name)
-    for path in sorted(reader.glob("*.flac")):
-        if path.stem not in seen:
-            yield Utterance(path.stem, str(path), None, split, reader.name)
