@@ -16,9 +16,11 @@ setup(
     install_requires=["speechbrain>=1.1", "torch>=2.11", *extra],
     extras_require={
         "bench": ["accelerate"],
+        "bitsandbytes": ["bitsandbytes>=0.50"],
         "ctranslate2": ["faster-whisper>=1.1"],
         "quickstart": ["espeakng-loader>=0.2.4", "scipy"],
         "test": [
+            "bitsandbytes>=0.50",
             "espeakng-loader>=0.2.4",
             "faster-whisper>=1.1",
             "hypothesis",

@@ -14,7 +14,7 @@ import speechbrain as sb
 from speechbrain.utils import logger
 
 RECIPE = Path(train.__file__).parent
-load_tokenizer = functools.cache(train.model.load_tokenizer)
+load_tokenizer = functools.cache(train.sources.load_tokenizer)
 
 
 class Stopped(Exception):

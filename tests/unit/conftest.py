@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from local import audio, model, random_model
+from local import audio, lora, model, random_model, sources
 from torch.utils._python_dispatch import TorchDispatchMode
 
 torch.set_num_threads(1)  # small tensors; others may use the cores
 SEED = 3
+LORA = lora.Lora(4, 8, 0.0, ["q_proj", "v_proj"], "both")
 
 
 def noise(seconds, seed=0, loudness=0.1):
@@ -87,14 +88,14 @@ def quickstart(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    return model.load_tokenizer("random:quickstart")
+    return sources.load_tokenizer("random:quickstart")
 
 
 @pytest.fixture(scope="session")
 def _built(quickstart):
     return {
         adaptation: model.Whisper(
-            quickstart, adaptation, False, False, "unused", SEED
+            quickstart, adaptation, False, False, "unused", SEED, lora=LORA
         )
         for adaptation in model.ADAPTATIONS
     }

@@ -11,13 +11,21 @@ import soundfile
 import torch
 from conftest import logged, noise, write_audio
 from datasets import load_from_disk
-from local import audio, dataio, feature_chunk, feature_shards, features, model
+from local import (
+    audio,
+    dataio,
+    feature_chunk,
+    feature_shards,
+    features,
+    model,
+    sources,
+)
 from torch.nn import functional as F
 
 import speechbrain as sb
 
 HUB = "random:quickstart"  # 80 mels, a context of 5 s
-EXTRACTOR = model.load_extractor(HUB)
+EXTRACTOR = sources.load_extractor(HUB)
 FILTERS = features.filters(EXTRACTOR)
 FULL = 80000  # samples
 
@@ -62,7 +70,7 @@ def test_what_a_mel_needs_is_no_more_than_its_clip_is_given():
 
 @pytest.mark.parametrize("hub, n_mels", [(HUB, 80), ("random:large-v3", 128)])
 def test_mels_of_a_random_source(hub, n_mels):
-    extractor = model.load_extractor(hub)
+    extractor = sources.load_extractor(hub)
     mel = features.of_clip(noise(1), features.filters(extractor), FULL)
     assert mel.shape == (n_mels, 103)
 
@@ -453,7 +461,7 @@ def test_a_split_that_is_not_there(tmp_path):
 
 def test_shards_of_another_model_are_refused(finished):
     with pytest.raises(ValueError, match="n_mels=80, this model has 128"):
-        load(finished, extractor=model.load_extractor("random:large-v3"))
+        load(finished, extractor=sources.load_extractor("random:large-v3"))
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def test_published_sizes(tokenizers, name, millions):
     if len(tokenizer) != 51766 + size.n_languages:
         tokenizer = random_model.build_tokenizer(size)
     with torch.device("meta"):
-        model = WhisperModel(random_model._config(size, tokenizer))
+        model = WhisperModel(random_model.build_config(size, tokenizer))
     n_parameters = sum(p.numel() for p in model.parameters())
     assert n_parameters / 1e6 == pytest.approx(millions, abs=0.006)
 

@@ -161,7 +161,7 @@ def test_a_hub_name_that_is_not_there(monkeypatch):
     def unreachable(name):
         raise OSError(f"{name} is not a local folder\nand so on")
 
-    monkeypatch.setattr(trained.model, "context_seconds", unreachable)
+    monkeypatch.setattr(trained.sources, "context_seconds", unreachable)
     with pytest.raises(FileNotFoundError, match="'org/none': .*be reached"):
         trained.resolve("org/none")
 

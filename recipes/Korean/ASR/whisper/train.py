@@ -32,6 +32,7 @@ from local import (
     ranks,
     schedules,
     settings,
+    sources,
     summary,
     text,
     user_errors,
@@ -94,9 +95,9 @@ class ASR(loop.Loop):
 
     def decode(self, encoder_states, stage):
         """Encoder states to texts; greedy in validation."""
-        is_test = stage == sb.Stage.TEST
-        search = decode.search(self.hparams.test_beam_size if is_test else 1)
+        beam_size = self.hparams.test_beam_size if stage == sb.Stage.TEST else 1
         n_most = self.hparams.max_new_tokens
+        search = decode.search(beam_size)
         ids = search(self.whisper, encoder_states, n_most, self.suppressed)
         return [text.for_label(self.tokenizer.decode(row)) for row in ids]
 
@@ -278,7 +279,7 @@ def dataio_prepare(hparams, tokenizer, label_fits, folder, kept, test_only):
     Returns train and valid, each None where only tests are run, and a
     dictionary of the test sets by name.
     """
-    context_s = model.context_seconds(hparams["whisper_hub"])
+    context_s = sources.context_seconds(hparams["whisper_hub"])
     timestamps = hparams["packing"] == "timestamps"
 
     # 1. A row is one clip, or a pack of clips that follow each other
@@ -343,7 +344,7 @@ def dataio_prepare(hparams, tokenizer, label_fits, folder, kept, test_only):
         return None, None, tests
     n_most = hparams["valid_max_utterances"]
     if shards:
-        hears = tokenizer, model.load_extractor(hparams["whisper_hub"])
+        hears = tokenizer, sources.load_extractor(hparams["whisper_hub"])
         train = features.load(shards, "train", train_csv, root, *hears)
         valid = features.load(shards, "valid", valid_csv, root, *hears)
         valid.rows = dataio.draw(valid.rows, n_most)
@@ -379,7 +380,7 @@ def main():
     )
     if run_opts["test_only"] and checkpointer.best() is None:
         sys.exit(f"train.py: no checkpoint tells its {hparams['best_metric']}")
-    tokenizer = model.load_tokenizer(hparams["whisper_hub"])
+    tokenizer = sources.load_tokenizer(hparams["whisper_hub"])
     label_fits = partial(
         dataio.label_fits, tokenizer=tokenizer, max_tokens=model.MAX_TOKENS
     )
@@ -390,7 +391,7 @@ def main():
             out,
             hparams["prepare"],
             label_fits=label_fits,
-            max_duration_s=model.context_seconds(hparams["whisper_hub"]),
+            max_duration_s=sources.context_seconds(hparams["whisper_hub"]),
             slowest_speed=audio.slowest(hparams["augment"], hparams["speeds"]),
         )
         kept = frozen.FrozenEncoder(hparams["encoder_cache_folder"])
@@ -403,7 +404,7 @@ def main():
             run_on_main(settings.require_same_data, args=args)
     phases.done("corpus")
 
-    whisper = hparams["whisper"]()
+    whisper = hparams["whisper"](device=settings.device(run_opts))
     checkpointer.add_recoverable("whisper", whisper)
     brain = ASR(
         seed=hparams["seed"],

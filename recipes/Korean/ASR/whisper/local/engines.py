@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch.nn.utils.rnn import pad_sequence
 
-from local import audio, decode, loss, model, text, trained
+from local import audio, decode, loss, model, sources, text, trained
 from speechbrain.utils.autocast import AMPConfig, TorchAutocast
 
 
@@ -70,7 +70,7 @@ def load_tokenizer(source):
                 f"model '{source.path}' is CTranslate2's, which is not "
                 "installed: pip install ctranslate2 (faster-whisper brings it)"
             )
-    return model.load_tokenizer(hub)
+    return sources.load_tokenizer(hub)
 
 
 def load(

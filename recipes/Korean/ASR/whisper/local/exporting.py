@@ -26,7 +26,8 @@ from transformers import (
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from local import checkpoints, decode, files, probes, random_model, trained
-from local.model import MAX_TOKENS, RANDOM
+from local.model import MAX_TOKENS
+from local.sources import RANDOM
 
 logger = logging.getLogger(__name__)
 

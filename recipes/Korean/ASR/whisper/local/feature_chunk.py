@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from local import audio, batching, dataio, features, files, model
+from local import audio, batching, dataio, features, files, sources
 
 BYTES_PER_CLIP = 1024  # of a chunk, beside mel and label
 UNFINISHED = "making_"  # begins the name of a chunk that is written
@@ -81,8 +81,8 @@ def _size(path):
 @lru_cache(maxsize=1)
 def source(whisper_hub):
     """Tokenizer, feature extractor and filters, once a process."""
-    tokenizer = model.load_tokenizer(whisper_hub)
-    extractor = model.load_extractor(whisper_hub)
+    tokenizer = sources.load_tokenizer(whisper_hub)
+    extractor = sources.load_extractor(whisper_hub)
     return tokenizer, extractor, features.filters(extractor)
 
 

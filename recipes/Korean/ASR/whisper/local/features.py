@@ -170,7 +170,7 @@ def identity(tokenizer, extractor):
     Arguments
     ---------
     tokenizer, extractor
-        As ``model.load_tokenizer`` and ``model.load_extractor`` give them.
+        As ``sources.load_tokenizer`` and ``sources.load_extractor`` give them.
 
     Returns
     -------

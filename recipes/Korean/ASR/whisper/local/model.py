@@ -13,7 +13,13 @@ import torch.nn.functional as F
 from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors.torch import load_file, save_file
 
-from local import features, random_model
+from local import (
+    features,
+    lora as adapters,
+    quantized,
+    random_model,
+    sources,
+)
 from speechbrain.integrations.huggingface.whisper import Whisper as WhisperLobe
 from speechbrain.utils.checkpoints import (
     mark_as_loader,
@@ -22,79 +28,13 @@ from speechbrain.utils.checkpoints import (
 )
 from speechbrain.utils.distributed import run_on_main
 
-ADAPTATIONS = ("full", "frozen_encoder")
+ADAPTATIONS = ("full", "frozen_encoder", "lora")
 CONTEXTS = ("true_length", "full", "mixed")  # what a trained encoder may see
-RANDOM = "random:"
 MAX_TOKENS = 448  # the decoder's positions, prefix and end token included
 SAMPLES_PER_FRAME = 320  # of the encoder: 20 ms at 16 kHz
 TRIM_FRAMES = 50  # kept behind a clip's end where full context is trimmed
 WEIGHTS_FILE = "model.safetensors"
-KOREAN = 50264  # id of <|ko|>; the English-only models have it one lower
-
-
-def load_tokenizer(whisper_hub):
-    """The tokenizer of a model source, prefixed for Korean transcription.
-
-    Arguments
-    ---------
-    whisper_hub : str
-        A hub name, a local folder, or ``random:SIZE``.
-
-    Returns
-    -------
-    transformers.WhisperTokenizer
-        ``prefix_tokens`` is ``<|startoftranscript|><|ko|><|transcribe|>
-        <|notimestamps|>``.
-
-    Raises
-    ------
-    FileNotFoundError
-        The source is not there, or holds no tokenizer.
-    ValueError
-        The source is English-only, or not a Whisper.
-    """
-    if whisper_hub.startswith(RANDOM):
-        size = random_model.size_named(whisper_hub[len(RANDOM) :])
-        tokenizer = random_model.build_tokenizer(size)
-    else:
-        from transformers import WhisperTokenizer
-
-        tokenizer = WhisperTokenizer.from_pretrained(whisper_hub)
-        if len(tokenizer) <= len(tokenizer.all_special_tokens):
-            # What Transformers makes of a source without any file.
-            raise FileNotFoundError(
-                f"whisper_hub='{whisper_hub}' has no tokenizer, or cannot be "
-                "reached; give a hub name, a Hugging Face folder or random:SIZE"
-            )
-    if tokenizer.get_vocab().get("<|ko|>") != KOREAN:
-        raise ValueError(
-            f"whisper_hub='{whisper_hub}' is English-only or no Whisper; choose "
-            "a multilingual Whisper such as openai/whisper-large-v3"
-        )
-    tokenizer.set_prefix_tokens(language="ko", task="transcribe")
-    return tokenizer
-
-
-def load_extractor(whisper_hub):
-    """How a source makes log-mels: their number, filters, context."""
-    from transformers import WhisperFeatureExtractor
-
-    if whisper_hub.startswith(RANDOM):
-        size = random_model.size_named(whisper_hub[len(RANDOM) :])
-        return WhisperFeatureExtractor(
-            feature_size=size.n_mels, chunk_length=size.context_s
-        )
-    return WhisperFeatureExtractor.from_pretrained(whisper_hub)
-
-
-def context_seconds(whisper_hub):
-    """Seconds of audio that the model's encoder takes in (30 for OpenAI's)."""
-    if whisper_hub.startswith(RANDOM):
-        return random_model.size_named(whisper_hub[len(RANDOM) :]).context_s
-    from transformers import WhisperConfig
-
-    config = WhisperConfig.from_pretrained(whisper_hub)
-    return config.max_source_positions // 50
+ADAPTER_FILE = "adapter_model.safetensors"  # PEFT's name
 
 
 @register_checkpoint_hooks
@@ -102,17 +42,19 @@ class Whisper(WhisperLobe):
     """SpeechBrain's Whisper lobe, mended for training.
 
     Beyond the lobe: the encoder takes audio of any length up to its context;
-    the dynamic range of a log-mel is taken per clip, in fp32; the weights are
-    fp32 whatever the source stores; the encoder's sinusoids stay fixed, as in
-    OpenAI's model; no key-value cache is built in training; a frozen encoder
-    runs without a graph; gradient checkpointing can be on.
+    the dynamic range of a log-mel is taken per clip, in fp32; trained weights
+    are fp32 whatever the source stores; the encoder's sinusoids stay fixed, as
+    in OpenAI's model; no key-value cache is built in training; a frozen
+    encoder runs without a graph; gradient checkpointing can be on; low-rank
+    adapters may be trained beside a frozen base of less precision.
 
     Arguments
     ---------
     whisper_hub : str
         A hub name, a local folder, or ``random:SIZE``.
     adaptation : str
-        "full", or "frozen_encoder" (only the decoder is trained).
+        "full"; "frozen_encoder" (only the decoder is trained); "lora" (only
+        adapters are; where none is in the encoder, that is frozen).
     gradient_checkpointing : bool
         Recompute activations in the backward pass to save memory.
     compile_layers : bool
@@ -122,7 +64,20 @@ class Whisper(WhisperLobe):
         Where ``random:SIZE`` is built, in a folder for each size and seed,
         and found again by the next start.
     seed : int
-        For ``random:SIZE``.
+        For ``random:SIZE``, and the adapters' first weights.
+    base_precision : str
+        Of the frozen base of adapters: one of ``quantized.BASE_PRECISIONS``.
+    lora : local.lora.Lora or None
+        Of adaptation "lora".
+    device : str
+        Where a quantised base is loaded to.
+
+    Attributes
+    ----------
+    freeze_encoder : bool
+        Whether nothing of the encoder is trained.
+    identity : dict
+        What a checkpoint's weights belong to.
     """
 
     def __init__(
@@ -133,12 +88,16 @@ class Whisper(WhisperLobe):
         compile_layers,
         random_folder,
         seed,
+        base_precision="fp32",
+        lora=None,
+        device="cpu",
     ):
         source = whisper_hub
-        if whisper_hub.startswith(RANDOM):
-            size = whisper_hub[len(RANDOM) :]
+        if whisper_hub.startswith(sources.RANDOM):
+            size = whisper_hub[len(sources.RANDOM) :]
             source = str(Path(random_folder) / f"{size}_{seed}")
             run_on_main(random_model.build_folder, args=[size, source, seed])
+        self.loading = quantized.loading_options(base_precision, device)
         super().__init__(
             source,
             save_path=HF_HUB_CACHE,  # one download serves every run
@@ -146,14 +105,26 @@ class Whisper(WhisperLobe):
             language="ko",
         )
         self.identity = {"whisper_hub": whisper_hub, "adaptation": adaptation}
-        if whisper_hub.startswith(RANDOM):
+        if whisper_hub.startswith(sources.RANDOM):
             self.identity["seed"] = seed
-        self.model.float()  # the hub stores fp16; updates of 1e-5 need fp32
+        # The hub stores fp16; updates of 1e-5 need fp32.
+        quantized.prepare(self.model, base_precision)
+        self.lora = lora if adaptation == "lora" else None
+        if self.lora:
+            self.adapted = adapters.inject(self.model, lora, seed)
+            self.freeze_encoder = not any(
+                name.startswith("encoder.") for name in self.adapted
+            )
+            self.identity["base_precision"] = base_precision
+            self.identity |= adapters.as_settings(lora)
+        if adaptation != "full":
+            self.identity["base_sha256"] = sources.sha256(source)
         self.model.encoder.embed_positions.requires_grad_(False)
         self.context_samples = self.feature_extractor.n_samples
         self.context_s = self.context_samples / self.sampling_rate
         self.n_prefix = len(self.tokenizer.prefix_tokens)
-        self.suppressed_by_source = _suppressed(source)
+        self.source = source
+        self.suppressed_by_source = sources.suppressed(source)
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
         if compile_layers:
@@ -162,6 +133,12 @@ class Whisper(WhisperLobe):
                 *self.model.decoder.layers,
             ]:
                 layer.compile(dynamic=True)
+
+    def _from_pretrained(self, source, **options):
+        # The lobe hands no options on.
+        self.quantization_config = self.loading.get("quantization_config")
+        placed = {k: v for k, v in self.loading.items() if k == "device_map"}
+        super()._from_pretrained(source, **options, **placed)
 
     def forward(
         self,
@@ -340,32 +317,63 @@ class Whisper(WhisperLobe):
 
     def trained_state(self):
         """Name to tensor of what is trained; the rest comes from the source."""
+        name_in_file = adapters.name_in_file if self.lora else str
         return {
-            name: parameter.detach()
+            name_in_file(name): parameter.detach()
             for name, parameter in self.model.named_parameters()
             if parameter.requires_grad
         }
 
+    def merge(self):
+        """Adds the adapters to a base that is not quantised, for good."""
+        adapters.merge(self.model)
+        self.lora = None
+
     @mark_as_saver
     def save(self, path):
-        """Writes the trained weights, and beside them whose they are."""
+        """Writes the trained weights, and beside them whose they are.
+
+        Of adapters, the folder becomes one that ``PeftModel.from_pretrained``
+        loads beside a WhisperForConditionalGeneration.
+        """
         path = Path(path)
         state = {k: v.cpu() for k, v in self.trained_state().items()}
-        save_file(state, path.with_name(WEIGHTS_FILE))
+        save_file(state, self._weights_file(path), metadata={"format": "pt"})
+        if self.lora:
+            adapters.write_config(
+                path.parent, self.lora, self.adapted, self.source
+            )
         path.write_text(json.dumps(self.identity), encoding="utf-8")
-        shutil.copymode(path, path.with_name(WEIGHTS_FILE))  # not for us alone
+        shutil.copymode(path, self._weights_file(path))  # not for us alone
 
     @mark_as_loader
     def load(self, path, end_of_epoch):
-        """Reads what ``save`` wrote into the weights, in place."""
+        """Reads what ``save`` wrote into the weights, in place.
+
+        Raises
+        ------
+        ValueError
+            They are others than these, or were trained beside other ones.
+        """
         del end_of_epoch
-        saved = load_file(Path(path).with_name(WEIGHTS_FILE))
+        saved = load_file(self._weights_file(Path(path)))
         own = self.trained_state()
         if saved.keys() != own.keys():
             raise ValueError(
                 f"{path} holds other weights than adaptation="
                 f"'{self.identity['adaptation']}' trains: "
                 f"{sorted(saved.keys() ^ own.keys())[:3]} …"
+            )
+        identity = json.loads(Path(path).read_text(encoding="utf-8"))
+        theirs, ours = (
+            one.get("base_sha256") for one in (identity, self.identity)
+        )
+        if theirs and ours != theirs:
+            raise ValueError(
+                f"{path} was trained beside other weights than those of "
+                f"whisper_hub='{self.identity['whisper_hub']}' here: their "
+                f"SHA-256 is {theirs}, not {ours}; give the source it was "
+                "trained from"
             )
         for name, tensor in own.items():
             if saved[name].shape != tensor.shape:  # copy_ would broadcast
@@ -376,12 +384,5 @@ class Whisper(WhisperLobe):
         for name, tensor in own.items():
             tensor.copy_(saved[name])
 
-
-def _suppressed(source):
-    """The ids that a source's own generation config suppresses."""
-    from transformers import GenerationConfig
-
-    try:
-        return GenerationConfig.from_pretrained(source).suppress_tokens
-    except OSError:  # a folder without one
-        return None
+    def _weights_file(self, path):
+        return path.with_name(ADAPTER_FILE if self.lora else WEIGHTS_FILE)

@@ -4,6 +4,7 @@ In: an optimizer; the path of its JSON, tensors go beside it as safetensors.
 Out: the same state, exact to the bit; an error where it is of another one.
 """
 
+import itertools
 from pathlib import Path
 
 import torch
@@ -38,6 +39,8 @@ def load(optimizer, path, end_of_epoch):
     del end_of_epoch
     saved = files.load_state(Path(path))
     different = _difference(saved, optimizer)
+    if different and not _difference(_trained(saved), optimizer):
+        saved, different = _trained(saved), ""
     if different:
         raise ValueError(
             f"{path} is of another optimizer: {different}. Go on with the "
@@ -57,6 +60,19 @@ def load(optimizer, path, end_of_epoch):
 def parameters(optimizer):
     """All that an optimizer trains, in the order of its groups."""
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _trained(saved):
+    """Without what has no state: frozen parameters stood in groups once."""
+    held, numbers = saved["state"], itertools.count()
+    groups, state = [], []
+    for group in saved["groups"]:
+        pairs = [(str(next(numbers)), shape) for shape in group["params"]]
+        pairs = [(key, shape) for key, shape in pairs if key in held]
+        groups.append({**group, "params": [shape for _, shape in pairs]})
+        state += [held[key] for key, _ in pairs]
+    state = {str(n): one for n, one in enumerate(state)}
+    return {**saved, "groups": groups, "state": state}
 
 
 def _shapes(optimizer):

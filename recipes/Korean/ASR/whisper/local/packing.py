@@ -205,7 +205,7 @@ def token_ids(clips, tokenizer, timestamps):
     clips : list of Clip
         Of one pack. A clip without text leaves a gap between two times.
     tokenizer : transformers.WhisperTokenizer
-        Prefixed as ``model.load_tokenizer`` does.
+        Prefixed as ``sources.load_tokenizer`` does.
     timestamps : bool
         Label with times; not done where nothing is said, nor where the label
         of a lone clip leaves no room for them.

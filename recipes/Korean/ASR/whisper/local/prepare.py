@@ -309,7 +309,7 @@ def _positive(word):
 
 def main():
     """The command line."""
-    from local import dataio, model, rules
+    from local import dataio, model, rules, sources
 
     parser = argparse.ArgumentParser(description=__doc__)
     names = sorted(readers.CORPORA)
@@ -361,7 +361,7 @@ def main():
     if problems:
         parser.error("; ".join(problems))
     with user_errors.told("local.prepare"):
-        tokenizer = model.load_tokenizer(arguments.whisper_hub)
+        tokenizer = sources.load_tokenizer(arguments.whisper_hub)
         prepare(
             arguments.corpus,
             arguments.data_folder if arguments.corpora else arguments.folder,

@@ -84,6 +84,31 @@ def build_tokenizer(size: Size):
     return tokenizer
 
 
+def build_config(size: Size, tokenizer):
+    """The architecture, a ``transformers.WhisperConfig``."""
+    from transformers import WhisperConfig
+
+    end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    return WhisperConfig(
+        vocab_size=len(tokenizer),
+        num_mel_bins=size.n_mels,
+        d_model=size.width,
+        encoder_layers=size.encoder_layers,
+        decoder_layers=size.decoder_layers,
+        encoder_attention_heads=size.heads,
+        decoder_attention_heads=size.heads,
+        encoder_ffn_dim=4 * size.width,
+        decoder_ffn_dim=4 * size.width,
+        max_source_positions=50 * size.context_s,  # one per 20 ms
+        max_target_positions=448,
+        init_std=size.init_std,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+        decoder_start_token_id=end + 1,
+    )
+
+
 def build_folder(name: str, folder: Path, seed: int) -> str:
     """Writes a randomly initialised Whisper as Transformers reads it.
 
@@ -114,7 +139,7 @@ def build_folder(name: str, folder: Path, seed: int) -> str:
     tokenizer = build_tokenizer(size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = WhisperForConditionalGeneration(_config(size, tokenizer))
+        model = WhisperForConditionalGeneration(build_config(size, tokenizer))
     model.generation_config = _generation_config(size, tokenizer)
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -141,30 +166,6 @@ def _asset(filename: str) -> str:
 def _language_tokens(size: Size):
     # In the order of OpenAI's ids; Cantonese came last, with large-v3.
     return [f"<|{code}|>" for code in LANGUAGES][: size.n_languages]
-
-
-def _config(size: Size, tokenizer):
-    from transformers import WhisperConfig
-
-    end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
-    return WhisperConfig(
-        vocab_size=len(tokenizer),
-        num_mel_bins=size.n_mels,
-        d_model=size.width,
-        encoder_layers=size.encoder_layers,
-        decoder_layers=size.decoder_layers,
-        encoder_attention_heads=size.heads,
-        decoder_attention_heads=size.heads,
-        encoder_ffn_dim=4 * size.width,
-        decoder_ffn_dim=4 * size.width,
-        max_source_positions=50 * size.context_s,  # one per 20 ms
-        max_target_positions=448,
-        init_std=size.init_std,
-        bos_token_id=end,
-        eos_token_id=end,
-        pad_token_id=end,
-        decoder_start_token_id=end + 1,
-    )
 
 
 def _generation_config(size: Size, tokenizer):

@@ -4,9 +4,20 @@ In: the value of one setting.
 Out: None, or what to give instead.
 """
 
+import re
 from pathlib import Path
 
-from local import corpora, mixture, model, random_model, schedules
+from local import (
+    corpora,
+    lora,
+    mixture,
+    model,
+    optimizers,
+    quantized,
+    random_model,
+    schedules,
+    sources,
+)
 from local.corpora.manifest import COLUMNS
 from local.metrics import METRICS
 
@@ -57,11 +68,25 @@ def _folder_or_empty(value):  # None: --setting= on the command line
 def _model_source(value):
     if not isinstance(value, str) or not value:
         return "give a hub name, a local folder, or random:SIZE"
-    if value.startswith(model.RANDOM):
-        if value[len(model.RANDOM) :] not in random_model.SIZES:
+    if value.startswith(sources.RANDOM):
+        if value[len(sources.RANDOM) :] not in random_model.SIZES:
             return f"choose random: with {', '.join(random_model.SIZES)}"
     elif value.startswith((".", "/", "~")) and not Path(value).is_dir():
         return "there is no such folder; give a Hugging Face model folder"
+
+
+def _target_modules(value):
+    names = value if isinstance(value, list) else [value]
+    if not names or any(map(_text, names)):
+        return (
+            "give a list of names such as [q_proj, v_proj], a regular "
+            "expression, or all-linear"
+        )
+    if isinstance(value, str):
+        try:
+            re.compile(value)
+        except re.error as error:
+            return f"no regular expression: {error}"
 
 
 def _speeds(value):
@@ -100,6 +125,12 @@ _count = _number(1, whole=True)
 RULES = {
     "whisper_hub": _model_source,
     "adaptation": _choice(*model.ADAPTATIONS),
+    "base_precision": _choice(*quantized.BASE_PRECISIONS),
+    "lora_rank": _count,
+    "lora_alpha": _number(0, above=True),
+    "lora_dropout": _number(0, 0.99),
+    "lora_target_modules": _target_modules,
+    "lora_part": _choice(*lora.PARTS),
     "encoder_context": _choice(*model.CONTEXTS),
     "gradient_checkpointing": _boolean,
     "compile_layers": _boolean,
@@ -124,6 +155,7 @@ RULES = {
     "batch_size": _count,
     "max_batch_length": _number(0),
     "grad_accumulation_factor": _count,
+    "optimizer": _choice(*optimizers.OPTIMIZERS),
     "schedule": _choice(*schedules.SCHEDULES),
     "lr": _number(0, above=True),
     "warmup_steps": _steps_or_share,
@@ -157,5 +189,6 @@ RULES = {
     "log_interval_steps": _count,
     "tensorboard": _boolean,
     "dry_run": _boolean,
+    "plan_memory": _boolean,
     "num_workers": _number(0, whole=True),
 }

@@ -6,7 +6,6 @@ Out: nothing, or one ValueError that lists all problems together.
 
 import difflib
 import hashlib
-import importlib.util
 import json
 import os
 from pathlib import Path
@@ -17,24 +16,14 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 
-from local import channel, files
+from local import channel, combinations, files
 from local.corpora.huggingface import HUB_NAME
 from local.rules import RULES
+from speechbrain.utils.distributed import infer_device
 
 PLACEHOLDER = "!PLACEHOLDER"
 OF_SOUND = ("noise_folder", "reverb_folder")
 FOLDERS = ("manifest_folder", "features_folder", *OF_SOUND)
-WAVEFORMS_CHANGE = {  # from epoch to epoch, unless so
-    "augment": False,
-    "telephone_share": 0.0,
-    "noise_folder": "",
-    "reverb_folder": "",
-}
-NEED_WAVEFORMS = {
-    **WAVEFORMS_CHANGE,
-    "packing": "none",
-    "encoder_cache_folder": "",
-}
 
 
 def check(hparams_file, overrides, run_opts):
@@ -69,21 +58,17 @@ def check(hparams_file, overrides, run_opts):
             f"{', '.join(found) or 'none: start from the recipe folder'}"
         )
     given = _given(overrides)
-    text = Path(hparams_file).read_text(encoding="utf-8")
-    # As a plain value, since HyperPyYAML stops at the first of its own.
-    text = text.replace(PLACEHOLDER, f'"{PLACEHOLDER}"')
-    template = plain(text)
+    template = plain(_text(hparams_file))
     problems = _mistyped(given, template)
     known = {k: v for k, v in given.items() if k in template}
-    values = plain(resolve_references(text, known).getvalue())
     options = _options_with_rules(run_opts)
-    values.update(options)
+    resolved = {**values(hparams_file, known), **options}
     problems += _unknown_in_file(template)
-    wrong = _wrong_values(values)
+    wrong = _wrong_values(resolved)
     problems += wrong.values()
-    sound = {k: v for k, v in values.items() if k not in wrong}
+    sound = {k: v for k, v in resolved.items() if k not in wrong}
     problems += _contradictions(sound, run_opts)
-    problems += _combinations(sound, known)
+    problems += combinations.problems(sound, known, device(run_opts))
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise ValueError(
@@ -91,6 +76,30 @@ def check(hparams_file, overrides, run_opts):
         )
     # JSON is YAML; a date may have been a name
     return json.dumps({**given, **options}, ensure_ascii=False, default=str)
+
+
+def values(hparams_file, overrides):
+    """The plain values of a file's settings.
+
+    Arguments
+    ---------
+    hparams_file : str
+    overrides : dict or str
+        Of settings that the file has.
+
+    Returns
+    -------
+    dict
+        Name to value; an object is a mapping of its arguments.
+    """
+    text = _text(hparams_file)
+    return plain(resolve_references(text, overrides).getvalue())
+
+
+def _text(hparams_file):
+    text = Path(hparams_file).read_text(encoding="utf-8")
+    # As a plain value, since HyperPyYAML stops at the first of its own.
+    return text.replace(PLACEHOLDER, f'"{PLACEHOLDER}"')
 
 
 def _options_with_rules(run_opts):
@@ -198,6 +207,8 @@ def _wrong_values(plain):
             continue
         value = plain[name]
         if name == "data_folder" and value == PLACEHOLDER:
+            if plain.get("plan_memory") is True:
+                continue
             problems[name] = "data_folder: missing; give --data_folder=FOLDER"
         elif wrong := rule(value):
             problems[name] = f"{name}={value!r}: {wrong}"
@@ -210,10 +221,12 @@ def _contradictions(plain, run_opts):
     Settings whose value is wrong by itself are not in ``plain``.
     """
     problems = _missing_folders(plain)
-    device = run_opts["device"] or ""
-    if device.split(":")[0] not in ("", "cpu", "cuda", "mps", "xpu"):
-        problems.append(f"device={device!r}: choose cpu, cuda or cuda:N")
-    on_cpu = device.startswith("cpu") or not torch.cuda.is_available()
+    there = device(run_opts)
+    if there is None:
+        problems.append(
+            f"device={run_opts['device']!r}: choose cpu, cuda or cuda:N"
+        )
+    on_cpu = there == "cpu" or not torch.cuda.is_available()
     for name in ("precision", "eval_precision"):
         if on_cpu and plain.get(name) == "fp16":
             problems.append(f"{name}='fp16': not on a CPU; choose bf16 or fp32")
@@ -234,8 +247,18 @@ def _contradictions(plain, run_opts):
     return problems + _other_checkpoints(plain)
 
 
+def device(run_opts):
+    """Where a run computes, a str; None where there is no such device."""
+    try:
+        return str(torch.device(run_opts["device"] or infer_device()))
+    except RuntimeError:
+        return None
+
+
 def _missing_folders(plain):
     """Folders that are named and not there."""
+    if plain.get("plan_memory"):  # reads none
+        return []
     named = [(name, plain[name]) for name in FOLDERS if plain.get(name)]
     problems = []
     if not plain.get("manifest_folder") and "data_folder" in plain:
@@ -260,61 +283,6 @@ def _missing_folders(plain):
 def _is_on_hub(corpus):
     is_name = HUB_NAME.fullmatch(corpus["folder"]) is not None
     return is_name and corpus.get("corpus") == "huggingface"
-
-
-def _combinations(plain, given):
-    """Settings that cannot be had together.
-
-    A file's encoder_context does not count beside the command line's
-    adaptation; ``given`` are the settings of the command line.
-    """
-    problems = []
-    adaptation = plain.get("adaptation", "")
-    context = plain.get("encoder_context", "full")
-    asked = "encoder_context" in given or "adaptation" not in given
-    if adaptation == "frozen_encoder" and asked and context != "full":
-        problems.append(
-            f"encoder_context={context!r}: a frozen_encoder knows its full "
-            "context alone; choose full, its states are trimmed afterwards"
-        )
-    cache = plain.get("encoder_cache_folder")
-    if cache and adaptation not in ("", "frozen_encoder"):
-        problems.append(
-            f"encoder_cache_folder={cache!r}: a trained encoder's outputs "
-            "change; leave it empty, or choose adaptation=frozen_encoder"
-        )
-    problems += [
-        f"encoder_cache_folder={cache!r}: {name}={plain[name]!r} changes every "
-        "epoch's waveforms; choose one of the two"
-        for name, off in WAVEFORMS_CHANGE.items()
-        if cache and (plain.get(name) or off) != off
-    ]
-    if plain.get("features_folder"):
-        problems += [
-            f"features_folder={plain['features_folder']!r}: {name}="
-            f"{plain[name]!r} needs waveforms; set {name}={off!r}, or leave "
-            "features_folder empty"
-            for name, off in NEED_WAVEFORMS.items()
-            if (plain.get(name) or off) != off
-        ]
-    if plain.get("schedule") == "noam" and plain.get("warmup_steps") == 0:
-        problems.append(
-            "warmup_steps=0: noam falls from its warm-up; give at least 1, or "
-            "choose schedule=cosine, linear or constant"
-        )
-    if plain.get("tensorboard") and not importlib.util.find_spec("tensorboard"):
-        problems.append(
-            "tensorboard=True: not installed; pip install tensorboard, or "
-            "leave it False"
-        )
-    speeds = plain.get("speeds", [100])
-    faster = plain.get("augment") and speeds != [100]
-    if faster and plain.get("packing") == "timestamps":
-        problems.append(
-            f"packing='timestamps': augment=True with speeds={speeds} "
-            "moves speech from its times; choose speeds=[100] or packing=text"
-        )
-    return problems
 
 
 def _other_checkpoints(plain):

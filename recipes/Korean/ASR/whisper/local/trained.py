@@ -11,7 +11,7 @@ from typing import NamedTuple, Optional
 
 from ruamel.yaml.error import YAMLError
 
-from local import checkpoints, model, settings
+from local import checkpoints, model, settings, sources
 
 # Ours to those of a run's hyperparams.yaml
 SETTINGS = {
@@ -65,8 +65,8 @@ def resolve(source):
         A folder that holds no model, or no whole checkpoint.
     """
     folder = Path(source)
-    if source.startswith(model.RANDOM):
-        model.context_seconds(source)  # an unknown size is told here
+    if source.startswith(sources.RANDOM):
+        sources.context_seconds(source)  # an unknown size is told here
         return Source("hub", source, source)
     if not folder.exists():
         is_path = source.startswith((".", "/", "~")) or source.count("/") != 1
@@ -173,7 +173,7 @@ def load(source, device, random_folder):
 
 def _require_on_hub(name):
     try:
-        model.context_seconds(name)
+        sources.context_seconds(name)
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
             f"model '{name}': there is no such folder, and as a hub name it "

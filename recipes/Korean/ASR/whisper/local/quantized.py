@@ -1,0 +1,133 @@
+"""A frozen base in bf16, int8 or int4: how it is loaded, and who can run it.
+
+In: a base precision, a device.
+Out: options of Transformers' loading; layers that follow autocast.
+"""
+
+import importlib.util
+import logging
+
+import torch
+
+BASE_PRECISIONS = ("fp32", "bf16", "int8", "int4")
+QUANTIZED = ("int8", "int4")
+# It says at every matrix that it multiplies in fp16.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+LEAST_CAPABILITY = {"int8": (7, 5), "int4": (6, 0)}  # of CUDA, by bitsandbytes
+
+
+def problem(base_precision, device):
+    """What keeps a machine from running a base; None where nothing does.
+
+    Arguments
+    ---------
+    base_precision : str
+        One of ``BASE_PRECISIONS``.
+    device : str or None
+        "cpu", "cuda", "cuda:N" or another of PyTorch's; None: not known.
+
+    Returns
+    -------
+    str or None
+        What would work instead.
+    """
+    if base_precision not in QUANTIZED or device is None:
+        return None
+    if importlib.util.find_spec("bitsandbytes") is None:
+        return "bitsandbytes is not installed: pip install bitsandbytes"
+    kind = torch.device(device).type
+    if kind not in ("cpu", "cuda"):
+        return f"not on {kind}; choose bf16 or fp32, or device=cuda or cpu"
+    least = LEAST_CAPABILITY[base_precision]
+    if kind == "cuda" and torch.cuda.get_device_capability(device) < least:
+        found = torch.cuda.get_device_capability(device)
+        able = [n for n, c in LEAST_CAPABILITY.items() if found >= c]
+        return (
+            "this GPU has the compute capability {}.{}, it takes {}.{}; "
+            "choose {}"
+        ).format(*found, *least, " or ".join([*able, "bf16", "fp32"]))
+    return None
+
+
+def loading_options(base_precision, device):
+    """What ``from_pretrained`` takes for a base.
+
+    int8 is LLM.int8() (Dettmers et al. 2022,
+    https://arxiv.org/abs/2208.07339), int4 the NF4 of QLoRA with double
+    quantisation (https://arxiv.org/abs/2305.14314), of all linear layers.
+
+    Arguments
+    ---------
+    base_precision : str
+    device : str
+        Where a quantised base is loaded to.
+
+    Returns
+    -------
+    dict
+        Empty where nothing is quantised.
+    """
+    if base_precision not in QUANTIZED:
+        return {}
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(
+        load_in_8bit=base_precision == "int8",
+        load_in_4bit=base_precision == "int4",
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        llm_int8_skip_modules=[],
+    )
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def prepare(model, base_precision):
+    """Makes a loaded base ready for training beside it.
+
+    Matrices of linear layers, in bf16 those of convolutions too, are in the
+    base precision; all else is fp32, as in full fine-tuning.
+
+    Arguments
+    ---------
+    model : transformers.WhisperModel
+        Changed in place.
+    base_precision : str
+    """
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.float()
+    if base_precision == "bf16":
+        for layer in model.modules():
+            if isinstance(layer, (torch.nn.Linear, torch.nn.Conv1d)):
+                layer.bfloat16()
+    elif base_precision in QUANTIZED:
+        for layer in _quantized_layers(model):
+            # bitsandbytes casts it to what is computed in, in place; from
+            # bf16 to fp32 and back nothing is lost.
+            if layer.bias is not None:
+                layer.bias.data = layer.bias.data.bfloat16()
+            layer.register_forward_pre_hook(_as_autocast)
+
+
+def _quantized_layers(model):
+    from bitsandbytes.nn import Linear4bit, Linear8bitLt
+
+    for layer in model.modules():
+        if isinstance(layer, Linear4bit):
+            layer.compute_type_is_set = True  # by the hook, at each call
+            # A validation would pack the weights anew, for a product that
+            # has no gradient.
+            layer.support_avx512bf16_for_cpu = False
+            yield layer
+        elif isinstance(layer, Linear8bitLt):
+            yield layer
+
+
+def _as_autocast(layer, inputs):
+    """Has a layer compute in what torch.nn.Linear does under autocast."""
+    x, *others = inputs
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):
+        x = x.to(torch.get_autocast_dtype(kind))
+    layer.compute_dtype = x.dtype  # int4's
+    return x, *others
