@@ -59,6 +59,8 @@ SETTINGS = {
     "gradient_checkpointing": False,
     "precision": "bf16",
     "adaptation": "full",
+    "base_precision": "fp32",
+    "optimizer": "adamw",
     "grad_accumulation_factor": 2,
 }
 
@@ -85,6 +87,7 @@ def test_the_message(monkeypatch):
         "  memory: 77.9 GB at its peak, 85.0 GB in all",
         "  settings: max_batch_length=160, batch_size=64, "
         "gradient_checkpointing=False, precision=bf16, adaptation=full, "
+        "base_precision=fp32, optimizer=adamw, "
         "grad_accumulation_factor=2",
         "  remedy: set --max_batch_length=80 or --gradient_checkpointing=True"
         "; --grad_accumulation_factor=4 keeps a step's size",
@@ -92,6 +95,9 @@ def test_the_message(monkeypatch):
 
 
 CHECKPOINTING = "--gradient_checkpointing=True"
+LORA = "--adaptation=lora"
+LEAST = {"gradient_checkpointing": True, "optimizer": "adamw_8bit"}
+ON_FP32 = {**LEAST, "adaptation": "lora"}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +114,37 @@ CHECKPOINTING = "--gradient_checkpointing=True"
             {"gradient_checkpointing": True, "precision": "fp32"},
             ["--max_batch_length=80", "--precision=bf16"],
         ),
-        (1, 30.0, {}, [CHECKPOINTING, "--adaptation=frozen_encoder"]),
+        (
+            1,
+            30.0,
+            {},
+            [
+                CHECKPOINTING,
+                "--optimizer=adamw_8bit",
+                "--adaptation=frozen_encoder",
+                LORA,
+            ],
+        ),
+        (1, 30.0, {**LEAST, "adaptation": "frozen_encoder"}, [LORA]),
+        (1, 30.0, ON_FP32, ["--base_precision=bf16"]),
+        (
+            1,
+            30.0,
+            {**ON_FP32, "precision": "fp32"},
+            ["--precision=bf16", "--base_precision=int8"],
+        ),
+        (
+            1,
+            30.0,
+            {**ON_FP32, "base_precision": "bf16"},
+            ["--base_precision=int8"],
+        ),
+        (
+            1,
+            30.0,
+            {**ON_FP32, "base_precision": "int8"},
+            ["--base_precision=int4"],
+        ),
     ],
 )
 def test_remedies(n_clips, context_s, changed, remedies):
@@ -126,6 +162,13 @@ def test_nothing_is_left_to_lower():
     assert "0 clip(s)" in message
     assert message.endswith(
         "a smaller whisper_hub, or a device with more memory"
+    )
+
+
+def test_nothing_is_left_of_an_int4_base():
+    line = told(CPU, 1, 8.0, **ON_FP32, base_precision="int4").splitlines()[-1]
+    assert line == (
+        "  remedy: a smaller whisper_hub, or a device with more memory"
     )
 
 

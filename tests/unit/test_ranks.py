@@ -52,7 +52,17 @@ def process(rank, file, queue):
     store = dist.FileStore(file, N_RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=N_RANKS)
     mine = torch.tensor([1.5, 10.0**rank], dtype=torch.double)
+    called, given = [], torch.full((2, 2), float(rank))
+    ranks.on_first(called.append, "once")
+    ranks.from_first([given[0]])
+    try:
+        ranks.on_first(int, "no number")
+    except (ValueError, RuntimeError) as error:
+        failed = f"{type(error).__name__}: {error}"
     seen = {
+        "called": called,
+        "given": given.tolist(),
+        "failed": failed,
         "here": ranks.here(),
         "gathered": ranks.gather({"clip": rank, "text": "가" * rank}),
         "total": ranks.total(mine).tolist(),
@@ -95,6 +105,29 @@ def test_a_total_leaves_each_ranks_own(seen):
     for rank, found in seen.items():
         assert found["total"] == [4.5, 111.0]
         assert found["mine"] == [1.5, 10.0**rank]
+
+
+def test_the_first_rank_alone_does_it_and_all_get_what_it_has(seen):
+    for rank, found in seen.items():
+        assert found["called"] == ["once"] * (rank == 0)
+        assert found["given"] == [[0, 0], [rank, rank]]
+
+
+def test_what_fails_on_the_first_rank_ends_all(seen):
+    reason = "ValueError: invalid literal for int() with base 10: 'no number'"
+    assert seen[0]["failed"] == reason
+    for rank in range(1, N_RANKS):
+        told = f"RuntimeError: the first process failed: {reason}"
+        assert seen[rank]["failed"] == told
+
+
+def test_alone_the_first_rank_is_this_one():
+    called, tensor = [], torch.ones(2)
+    ranks.on_first(called.append, "once")
+    ranks.from_first([tensor])
+    assert called == ["once"] and tensor.tolist() == [1, 1]
+    with pytest.raises(ValueError, match="no number"):
+        ranks.on_first(int, "no number")
 
 
 def test_gradients_of_a_wrapped_module_lie_where_they_are_sent():

@@ -5,11 +5,13 @@ import re
 import time
 
 import pytest
-from local import summary
+from conftest import LORA, logged
+from local import batching, memory, schedules, summary
 from local.summary import Phases
 
 RUN = {
     "model": "openai/whisper-large-v3, full",
+    "base_precision": "fp32",
     "n_trained": 1_500_000_000,
     "n_frozen": 500_000_000,
     "train_s": [9.0] * 1000,
@@ -29,6 +31,10 @@ RUN = {
     "changed, line",
     [
         ({}, "model       openai/whisper-large-v3, full, bf16"),
+        (
+            {"model": "random:tiny, lora", "base_precision": "int8"},
+            "model       random:tiny, lora on int8, bf16",
+        ),
         (
             {},
             "trained     1,500.0 M of 2,000.0 M weights (75.0 %), 500.0 M frozen",
@@ -121,3 +127,45 @@ def test_long_phases(seconds, text):
     phases = Phases()
     phases.seconds = {"corpus": seconds}
     assert str(phases) == text
+
+
+@pytest.mark.parametrize("adaptation", ["full", "frozen_encoder", "lora"])
+def test_a_run_is_told_what_is_planned(
+    build, tokenizer, monkeypatch, tmp_path, adaptation
+):
+    whisper = build(adaptation)
+    batches = batching.Batches([4.0] * 9, 3, 0, "full", 5, seed=1)
+    told = logged(monkeypatch, summary.logger, "info")
+    summary.tell(
+        whisper,
+        batches,
+        schedules.Schedule("constant", 1e-5, 1),
+        tmp_path,
+        [{"duration": 3.0}],
+        ["가나다"],
+        tokenizer,
+        precision="bf16",
+        checkpointing=True,
+        optimizer="adamw_8bit",
+        device="cpu",
+        n_epochs=1,
+        n_steps=3,
+        n_done=0,
+        phases="",
+    )
+    mode = memory.mode_of(
+        whisper.config,
+        adaptation,
+        LORA,
+        precision="bf16",
+        base_precision="fp32",
+        gradient_checkpointing=True,
+        optimizer="adamw_8bit",
+        device="cpu",
+    )
+    n_text = len(tokenizer.encode("가나다", add_special_tokens=False))
+    batch = memory.Batch(3, 5 * 16000, 4 + n_text)
+    plan = memory.plan(whisper.config, mode, batch)
+    n_trained = sum(t.numel() for t in whisper.trained_state().values())
+    assert f"about {memory.readable(plan['total'])} of" in told[0]
+    assert f"trained     {summary._millions(n_trained)} of" in told[0]

@@ -23,10 +23,11 @@ from local import (
     files,
     frozen,
     loop,
+    lora,
     loss,
+    memory_table,
     metrics,
     model,
-    out_of_memory,
     packing,
     prepare,
     ranks,
@@ -168,14 +169,6 @@ class ASR(loop.Loop):
             self.hparams.embedding_lr_multiplier,
         )
 
-    def explained(self, batch):
-        """Out of memory: names the batch, and what to lower."""
-        n_samples = self.train_sampler.contexts[self.step - 1]
-        present = {k: vars(self.hparams)[k] for k in out_of_memory.SETTINGS}
-        return out_of_memory.explained(
-            batch, n_samples / audio.SAMPLE_RATE, present, self.device
-        )
-
     def tell_plan(self):
         """What the run will do, and its rates; a dry run ends here."""
         self.phases.done("checkpoint")
@@ -190,6 +183,7 @@ class ASR(loop.Loop):
                 self.tokenizer,
                 precision=self.precision,
                 checkpointing=self.hparams.gradient_checkpointing,
+                optimizer=self.hparams.optimizer,
                 device=self.device,
                 n_epochs=self.hparams.number_of_epochs,
                 n_steps=self.n_steps,
@@ -365,6 +359,12 @@ def main():
     hparams_file, run_opts, overrides = sb.parse_arguments(sys.argv[1:])
     with user_errors.told("train.py"):
         overrides = settings.check(hparams_file, overrides, run_opts)
+        values = settings.values(hparams_file, overrides)
+        device = settings.device(run_opts)
+        if values["plan_memory"]:
+            asked = {name: values[name] for name in memory_table.SETTINGS}
+            asked |= {"lora": lora.Lora(**values["lora"]), "device": device}
+            return print(memory_table.told(**asked))
         sb.utils.distributed.ddp_init_group(run_opts)
         with open(hparams_file, encoding="utf-8") as file:
             hparams = load_hyperpyyaml(file, overrides)
@@ -404,7 +404,7 @@ def main():
             run_on_main(settings.require_same_data, args=args)
     phases.done("corpus")
 
-    whisper = hparams["whisper"](device=settings.device(run_opts))
+    whisper = hparams["whisper"](device=device)
     checkpointer.add_recoverable("whisper", whisper)
     brain = ASR(
         seed=hparams["seed"],

@@ -4,15 +4,15 @@ In: a Brain's own step and scores; when to validate, to save, to stop.
 Out: the same weights whether or not the run was killed, or validated.
 """
 
-import contextlib
 import json
+import socket
 import sys
 from pathlib import Path
 
 from tqdm import tqdm
 
 import speechbrain as sb
-from local import interrupts, ranks
+from local import audio, interrupts, out_of_memory, ranks
 from speechbrain.utils.checkpoints import (
     mark_as_loader,
     mark_as_saver,
@@ -101,6 +101,7 @@ class Loop(sb.Brain):
 
     def on_fit_start(self):
         """Recovers the newest checkpoint, and takes the log back to it."""
+        self.require_one_choice()
         super().on_fit_start()
         self.tell_plan()
         show = sb.utils.distributed.if_main_process()
@@ -109,16 +110,50 @@ class Loop(sb.Brain):
             self.optimizer_step, self.n_steps, self.nonfinite_patience, show
         )
 
+    def require_one_choice(self):
+        """Stops where ranks do not find the same newest checkpoint to load.
+
+        Hosts without a shared disk each need a copy of it; a rank that lacks
+        it would begin anew, or fail while the others wait.
+
+        Raises
+        ------
+        ValueError
+            On every rank; names what each host has.
+        """
+        chosen = self.checkpointer.find_checkpoint()  # the first rank's
+        own = [one.path for one in self.checkpointer.list_checkpoints()]
+        has_it = chosen.path in own if chosen else not own
+        newest = self.checkpointer.newest()
+        found = newest.path if newest else "none"
+        told = ranks.gather((has_it, socket.gethostname(), str(found)))
+        different = {
+            f"rank {rank} on {host} has {found}"
+            for rank, (has_it, host, found) in enumerate(told)
+            if not has_it
+        }
+        if different:
+            _, host, found = told[0]
+            raise ValueError(
+                f"the newest checkpoint of rank 0 on {host}: {found}; but "
+                f"{', '.join(sorted(different))}. Copy rank 0's save_folder "
+                "to every host, or remove those of the others to begin anew"
+            )
+
     def tell_plan(self):
         """Before the first step; for a subclass to say what will be done."""
 
     def on_evaluate_start(self, max_key=None, min_key=None):
-        """Loads the weights of the best checkpoint, and nothing else."""
+        """Loads the weights of the best checkpoint, and nothing else.
+
+        The first rank's disk alone must hold them.
+        """
         best = ddp_broadcast(self.checkpointer.best())
         if best is not None:
             for name in self.modules:
                 module = self.checkpointer.recoverables[name]
-                module.load(best.paramfiles[name], end_of_epoch=True)
+                ranks.on_first(module.load, best.paramfiles[name], True)
+                ranks.from_first(module.trained_state().values())
 
     @property
     def n_micro_batches(self):
@@ -176,10 +211,13 @@ class Loop(sb.Brain):
             )
         return self._optimizer_step_limit_exceeded
 
-    @contextlib.contextmanager
     def explained(self, batch):
-        """An error of this batch tells more; for a subclass to say what."""
-        yield
+        """Out of memory: names the batch, and what to lower."""
+        n_samples = self.train_sampler.contexts[self.step - 1]
+        present = {k: vars(self.hparams)[k] for k in out_of_memory.SETTINGS}
+        return out_of_memory.explained(
+            batch, n_samples / audio.SAMPLE_RATE, present, self.device
+        )
 
     def between_steps(self):
         """Validation, checkpoint or end, as step, clock or signal ask."""

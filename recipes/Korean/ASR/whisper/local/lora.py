@@ -67,40 +67,42 @@ def targets(config, lora):
     Raises
     ------
     ValueError
-        The pattern names no layer of that part, or one that is not linear.
+        A pattern names no layer of that part, or one that is not linear.
     """
     with torch.device("meta"):
         modules = dict(WhisperModel(config).named_modules())
     linear = {k for k, m in modules.items() if isinstance(m, torch.nn.Linear)}
     parts = PARTS[1:] if lora.part == PARTS[0] else (lora.part,)
-    found = [
-        name
-        for name in modules
-        if name.split(".")[0] in parts and _is_named(name, lora, linear)
-    ]
-    if others := [name for name in found if name not in linear]:
-        raise ValueError(
-            f"lora_target_modules={lora.target_modules!r} names {others[0]}, "
-            f"which is no linear layer; choose among {_choices(linear)}"
-        )
-    if not found:
-        raise ValueError(
-            f"lora_target_modules={lora.target_modules!r}: no such layer in "
-            f"lora_part={lora.part!r}; choose among {_choices(linear)}, give a "
-            f"regular expression for names such as {OUTER}{min(linear)}, or "
-            f"{ALL_LINEAR}"
-        )
-    return found
+    within = [name for name in modules if name.split(".")[0] in parts]
+    given = lora.target_modules
+    found = set()
+    # A list is taken name by name: PEFT passes over a mistyped one.
+    for pattern in [[n] for n in given] if isinstance(given, list) else [given]:
+        named = _named(pattern, within, linear)
+        if others := [name for name in named if name not in linear]:
+            raise ValueError(
+                f"lora_target_modules={given!r} names {others[0]}, which is "
+                f"no linear layer; choose among {_choices(linear)}"
+            )
+        if not named:
+            raise ValueError(
+                f"lora_target_modules={given!r}: {pattern!r} names no layer "
+                f"in lora_part={lora.part!r}; give a list of some of "
+                f"{_choices(linear)}, a regular expression for names such as "
+                f"{OUTER}{min(linear)}, or {ALL_LINEAR}"
+            )
+        found.update(named)
+    return [name for name in within if name in found]
 
 
-def _is_named(name, lora, linear):
+def _named(pattern, names, linear):
     from peft import LoraConfig
     from peft.tuners.tuners_utils import check_target_module_exists
 
-    if lora.target_modules == ALL_LINEAR:
-        return name in linear
-    config = LoraConfig(target_modules=lora.target_modules)
-    return bool(check_target_module_exists(config, OUTER + name))
+    if pattern == ALL_LINEAR:
+        return [name for name in names if name in linear]
+    config = LoraConfig(target_modules=pattern)
+    return [n for n in names if check_target_module_exists(config, OUTER + n)]
 
 
 def _choices(linear):
@@ -139,7 +141,7 @@ def inject(model, lora, seed):
 def merge(model):
     """Adds the adapters to the weights of their layers, and removes them.
 
-    W + alpha / rank · B·A is computed in fp32 and rounded to what W is.
+    W + alpha / rank · B·A is computed in fp32, and rounded once to what W is.
 
     Arguments
     ---------
@@ -155,8 +157,12 @@ def merge(model):
 
     for name, layer in list(model.named_modules()):
         if isinstance(layer, LoraLayer):
+            base = layer.get_base_layer()
+            dtype = base.weight.dtype
+            base.weight.data = base.weight.data.float()
             layer.merge(safe_merge=True)
-            model.set_submodule(name, layer.get_base_layer())
+            base.weight.data = base.weight.data.to(dtype)
+            model.set_submodule(name, base)
 
 
 def name_in_file(name):
@@ -176,11 +182,14 @@ def write_config(folder, lora, names, source):
     folder : Path
     lora : Lora
     names : list of str
-        ``targets``; written where the part cannot be told otherwise.
+        ``targets``; written where a list of names would not tell the part, or
+        a regular expression might name the outer model's ``proj_out`` too.
     source : str
         Of the base model.
     """
-    given = lora.target_modules if lora.part == PARTS[0] else names
+    given = lora.target_modules
+    if not isinstance(given, list) or lora.part != PARTS[0]:
+        given = names
     config = _config(lora, given, base_model_name_or_path=source)
     config.inference_mode = True
     config.save_pretrained(Path(folder))

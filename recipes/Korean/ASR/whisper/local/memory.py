@@ -5,55 +5,219 @@ Out: bytes by part; what a device has.
 """
 
 import contextlib
+import functools
+import json
 import os
 from pathlib import Path
+from typing import FrozenSet, NamedTuple, Optional
 
 import torch
 
-from local import loss, model
+from local import (
+    activations,
+    dataio,
+    lora as adapters,
+    loss,
+)
+from local.activations import BYTES, FP32
 
-FP32 = 4  # bytes a number
-BYTES = {"fp32": FP32, "bf16": 2, "fp16": 2}
+BLOCK = 64  # weights of nf4 that have one scale
+OF_SCALES = 256  # scales of nf4, and moments of 8 bits, that have one
+SMALLEST_8BIT = 4096  # weights of a tensor; below, its moments stay fp32
+CODE = FP32 * (16 + OF_SCALES + 1)  # nf4's values and those of its scales
 CGROUPS = (  # limits of a container or a batch job on Linux
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
 )
 
 
-def plan(
-    config,
-    n_trained,
-    n_frozen,
-    freeze_encoder,
-    precision,
-    gradient_checkpointing,
-    n_clips,
-    context_samples,
-    n_tokens,
-):
-    """Bytes that a training step takes, by part.
+class Mode(NamedTuple):
+    """How a model is trained, as far as its memory hangs on it.
 
-    For AdamW, layers that are not compiled (those keep less) and no dropout,
-    as OpenAI's models have none; without what CUDA and its allocator take for
-    themselves. Gradients are taken to be there during the forward pass, as in
-    DDP and in all but the first micro-batch of a step.
-
-    Arguments
-    ---------
-    config : transformers.WhisperConfig
-    n_trained, n_frozen : int
-        Weights.
-    freeze_encoder : bool
+    Attributes
+    ----------
+    adaptation : str
+        One of ``local.model.ADAPTATIONS``.
     precision : str
         "fp32", or "bf16" or "fp16" by autocast.
+    base_precision : str
+        One of ``local.quantized.BASE_PRECISIONS``.
     gradient_checkpointing : bool
+    optimizer : str
+        One of ``local.optimizers.OPTIMIZERS``.
+    device : str
+        A mask of dropout takes 4 bytes a number on a CPU, 1 elsewhere.
+    lora : local.lora.Lora or None
+        Of adaptation "lora" alone.
+    adapted : frozenset of str
+        Names of the layers that get an adapter.
+    """
+
+    adaptation: str
+    precision: str
+    base_precision: str
+    gradient_checkpointing: bool
+    optimizer: str
+    device: str
+    lora: Optional[adapters.Lora] = None
+    adapted: FrozenSet[str] = frozenset()
+
+    @property
+    def freeze_encoder(self):
+        """Whether nothing of the encoder is trained."""
+        if not self.lora:
+            return self.adaptation == "frozen_encoder"
+        return not any(name.startswith("encoder.") for name in self.adapted)
+
+    @property
+    def mask(self):
+        """Bytes of a number's place in a mask of dropout."""
+        return FP32 if torch.device(self.device).type == "cpu" else 1
+
+
+class Batch(NamedTuple):
+    """The shape of a micro-batch of one rank.
+
+    Attributes
+    ----------
     n_clips : int
-        Of a micro-batch and rank.
     context_samples : int
         Of each of them with its padding. A frozen encoder takes its full
         context all the same; its decoder hears this one and a second more.
     n_tokens : int
-        Of the longest decoder input, prefix included; each is given logits.
+        Of the longest decoder input, prefix included.
+    """
+
+    n_clips: int
+    context_samples: int
+    n_tokens: int
+
+
+class Weights(NamedTuple):
+    """Numbers and bytes of a model's weights, as a mode trains them."""
+
+    n_trained: int
+    n_frozen: int
+    n_bytes: int
+    optimizer_bytes: int
+
+
+def mode_of(config, adaptation, lora, **settings):
+    """A Mode of a run's settings, which finds the layers with an adapter.
+
+    Arguments
+    ---------
+    config : transformers.WhisperConfig
+    adaptation : str
+    lora : local.lora.Lora
+        Not used but in adaptation "lora".
+    **settings
+        The other fields of ``Mode``.
+
+    Returns
+    -------
+    Mode
+
+    Raises
+    ------
+    ValueError
+        The pattern of ``lora`` names no layer.
+    """
+    if adaptation != "lora":
+        return Mode(adaptation, **settings)
+    found = frozenset(adapters.targets(config, lora))
+    return Mode(adaptation, **settings, lora=lora, adapted=found)
+
+
+def weights(config, mode):
+    """What a mode trains, what it leaves, and their bytes; loads nothing.
+
+    Arguments
+    ---------
+    config : transformers.WhisperConfig
+    mode : Mode
+
+    Returns
+    -------
+    Weights
+    """
+    rank = mode.lora.rank if mode.lora else 0
+    plain = json.dumps(config.to_dict(), default=str)
+    return _weights(plain, mode._replace(lora=None), rank)
+
+
+@functools.lru_cache(maxsize=8)
+def _weights(config, mode, rank):
+    n_trained = n_frozen = n_bytes = moments = 0
+    for name, shape in _shapes(config):
+        n = torch.Size(shape).numel()
+        n_bytes += _stored(name, shape, mode.base_precision)
+        if _is_trained(name, mode):
+            n_trained += n
+            moments += _moments(n, mode.optimizer)
+        else:
+            n_frozen += n
+        layer, _, kind = name.rpartition(".")
+        if kind == "weight" and layer in mode.adapted:
+            for width in shape:  # A and B
+                n = rank * width
+                n_trained += n
+                n_bytes += FP32 * n
+                moments += _moments(n, mode.optimizer)
+    return Weights(n_trained, n_frozen, n_bytes, moments)
+
+
+def _shapes(config):
+    """(name, shape) of each weight of a configuration, given as JSON."""
+    from transformers import WhisperConfig, WhisperModel
+
+    with torch.device("meta"):
+        model = WhisperModel(WhisperConfig(**json.loads(config)))
+    return [(name, tuple(p.shape)) for name, p in model.named_parameters()]
+
+
+def _is_trained(name, mode):
+    if mode.adaptation == "full":
+        return name != "encoder.embed_positions.weight"  # sinusoids
+    return mode.adaptation != "lora" and name.startswith("decoder.")
+
+
+def _stored(name, shape, base_precision):
+    """Bytes of a tensor of the base, with the scales of its quantisation."""
+    n = torch.Size(shape).numel()
+    is_linear = ".layers." in name and "norm" not in name
+    if base_precision == "fp32" or not (is_linear or ".conv" in name):
+        return FP32 * n
+    if base_precision == "bf16":
+        return 2 * n
+    if not is_linear or len(shape) == 1:  # convolutions, biases
+        return FP32 * n
+    if base_precision == "int8":
+        return n + FP32 * shape[0]  # a scale a row
+    n_scales = -(-n // BLOCK)
+    return n // 2 + n_scales + FP32 * -(-n_scales // OF_SCALES) + CODE
+
+
+def _moments(n, optimizer):
+    """Bytes of AdamW's two moments of a tensor."""
+    if optimizer == "adamw" or n < SMALLEST_8BIT:
+        return 2 * FP32 * n
+    return 2 * (n + FP32 * -(-n // OF_SCALES))
+
+
+def plan(config, mode, batch):
+    """Bytes that a training step takes, by part.
+
+    For layers that are not compiled (those keep less) and no dropout but that
+    of adapters, as OpenAI's models have none; without what CUDA and its
+    allocator take for themselves. Gradients are taken to be there during the
+    forward pass, as in DDP and in all but the first micro-batch of a step.
+
+    Arguments
+    ---------
+    config : transformers.WhisperConfig
+    mode : Mode
+    batch : Batch
 
     Returns
     -------
@@ -68,171 +232,54 @@ def plan(
     KeyError
         No such precision.
     """
-    low = BYTES[precision]
-    shape = n_clips, -(-context_samples // model.SAMPLES_PER_FRAME), n_tokens
-    passing, (kept_e, again_e), (kept_d, again_d) = _activations(
-        config, low, freeze_encoder, gradient_checkpointing, *shape
-    )
-    casts = _autocast_weights(config, low, freeze_encoder)
-    # Checkpointing drops them with autocast, but for those of one layer.
-    cast_e, cast_d = (0, 0) if gradient_checkpointing else casts
-    logits = low * n_clips * n_tokens * config.vocab_size
-    in_loss = _loss_chunks(config, low, n_clips * n_tokens)
-    gradient = FP32 * config.vocab_size * config.d_model
-    if FP32 * n_trained < gradient:  # adapters alone are trained
-        gradient = 0
+    low = BYTES[mode.precision]
+    encoder, decoder = activations.of_halves(config, mode, batch)
+    n_targets = batch.n_clips * (batch.n_tokens - dataio.N_PREFIX + 1)
+    logits = low * n_targets * config.vocab_size
+    in_loss = _loss_chunks(config, low, n_targets)
+    gradient = 0
+    if not mode.lora:
+        gradient = FP32 * config.vocab_size * config.d_model
     # Of the logits, of the decoder's input; fp32 adds them in a third place.
     gradients = gradient * (3 if low == FP32 else 2)
+    kept = encoder.kept + decoder.kept + logits
+    casts = encoder.casts + decoder.casts
+    later = encoder.casts_later + decoder.casts_later
     peaks = [
-        passing,  # no decoder yet
-        kept_e + kept_d + sum(casts) + logits + in_loss,
-        kept_e + kept_d + cast_e + cast_d + logits + gradient + again_d,
-        kept_e + cast_e + logits + gradients,  # at the decoder's input
-        kept_e + cast_e + logits + again_e,
+        encoder.passing,  # no decoder yet
+        kept + casts + in_loss,
+        kept + later + gradient + decoder.again,
+        # at the decoder's input
+        kept - decoder.kept + encoder.casts_later + gradients,
+        kept - decoder.kept + encoder.casts_later + encoder.again,
     ]
+    counted = weights(config, mode)
     always = {
-        "weights": FP32 * (n_trained + n_frozen),
-        "gradients": FP32 * n_trained,
-        "optimizer": 2 * FP32 * n_trained,
+        "weights": counted.n_bytes,
+        "gradients": FP32 * counted.n_trained,
+        "optimizer": counted.optimizer_bytes,
     }
     return {
         **always,
         "embedding gradients": gradients,
-        "autocast weights": sum(casts),
-        "encoder activations": kept_e + again_e + passing,
-        "decoder activations": kept_d + again_d,
+        "autocast weights": casts,
+        "encoder activations": encoder.kept + encoder.again + encoder.passing,
+        "decoder activations": decoder.kept + decoder.again,
         "logits": logits + in_loss,
         "total": sum(always.values()) + max(peaks),
     }
 
 
-def _activations(
-    config, low, freeze_encoder, checkpointing, n_clips, n_frames, n_tokens
-):
-    """Bytes that pass through a frozen encoder; then those of both halves."""
-    passing, encoder = 0, (0, 0)
-    if freeze_encoder:
-        passing = n_clips * _frozen_encoder(config, low)
-        n_frames += model.TRIM_FRAMES
-        n_frames = min(n_frames, config.max_source_positions)
-    else:
-        clip = _encoder(config, low, n_frames)
-        encoder = _kept(n_clips, *clip, checkpointing)
-    clip = _decoder(config, low, n_tokens, n_frames)
-    kept, again = _kept(n_clips, *clip, checkpointing)
-    if checkpointing or low == FP32:  # else each layer has casts of its own
-        kept += n_clips * FP32 * n_frames * config.d_model  # encoder states
-    return passing, encoder, (kept, again)
-
-
-def _kept(n_clips, n_layers, layer, layer_input, ends, checkpointing):
-    """Bytes that wait for the backward pass, and that it computes again."""
-    if checkpointing:
-        again = n_clips * (layer - layer_input)
-        return n_clips * (ends + n_layers * layer_input), again
-    return n_clips * (ends + n_layers * layer), 0
-
-
-def _encoder(config, low, n_frames):
-    """What a clip leaves in the encoder.
-
-    Returns
-    -------
-    n_layers : int
-    layer, layer_input, ends : int
-        Bytes: of one layer, of its input alone, before and behind all layers.
-    """
-    fp32 = FP32 * n_frames * config.d_model  # of one (frames, width)
-    frames = low * n_frames * config.d_model
-    layer = (
-        2 * fp32  # inputs of both layer norms: the residuals
-        + _linear_inputs(3, frames, low)  # of q, k and v
-        + _attention(frames, frames)
-        + _feed_forward(frames, low * n_frames * config.encoder_ffn_dim)
-        + _sums(n_frames, 2, config.encoder_attention_heads)
-    )
-    ends = (
-        2 * n_frames * config.num_mel_bins * low  # input of conv1
-        + 2 * 2 * frames  # its output, twice the frames, and that of GELU
-        + frames  # output of conv2
-        + fp32  # input of the last layer norm
-    )
-    return config.encoder_layers, layer, fp32, ends
-
-
-def _decoder(config, low, n_tokens, n_frames):
-    """What a clip leaves in the decoder; as for ``_encoder``."""
-    fp32 = FP32 * n_tokens * config.d_model  # of one (tokens, width)
-    tokens = low * n_tokens * config.d_model
-    frames = low * n_frames * config.d_model
-    layer = (
-        3 * fp32
-        + _linear_inputs(3, tokens, low)
-        + _attention(tokens, tokens)
-        + _linear_inputs(1, tokens, low)  # of q; of the encoder's k and v:
-        + (2 * frames if low < FP32 else 0)  # cast anew in each layer
-        + _attention(tokens, frames)
-        + _feed_forward(tokens, low * n_tokens * config.decoder_ffn_dim)
-        + _sums(n_tokens, 3, 2 * config.decoder_attention_heads)
-    )
-    ends = fp32 + tokens  # last layer norm, its input and output
-    return config.decoder_layers, layer, fp32, ends
-
-
-def _linear_inputs(n, one, low):
-    """One layer norm's output for n projections; autocast casts it for each."""
-    return n * one if low < FP32 else one
-
-
-def _attention(queries, keys):
-    """q, what it attended to by head and by frame; k, v. No matrix of scores."""
-    return 3 * queries + 2 * keys
-
-
-def _feed_forward(one, inner):
-    """Input of fc1; its output, and that of GELU."""
-    return one + 2 * inner
-
-
-def _sums(n_positions, n_norms, n_heads):
-    """Mean and deviation of each layer norm, sum of each softmax; fp32."""
-    return FP32 * n_positions * (2 * n_norms + n_heads)
-
-
-def _frozen_encoder(config, low):
-    """Bytes that a clip has in a layer at once: most at GELU.
-
-    The layer's input, the residual, a layer norm's output; before and after.
-    """
-    widths = 3 * FP32 * config.d_model + 2 * low * config.encoder_ffn_dim
-    return config.max_source_positions * widths
-
-
-def _autocast_weights(config, low, freeze_encoder):
-    """Bytes of the copies of matrices: the encoder's, the decoder's.
-
-    Those of weights without a gradient are dropped at once.
-    """
-    if low == FP32:
-        return 0, 0
-    width = config.d_model
-    attention = 4 * width**2  # q, k, v, out
-    layer = 2 * attention + 2 * width * config.decoder_ffn_dim
-    decoder = config.vocab_size * width + config.decoder_layers * layer
-    layer = attention + 2 * width * config.encoder_ffn_dim
-    encoder = 3 * width * (config.num_mel_bins + width)  # convolutions
-    encoder += config.encoder_layers * layer
-    return 0 if freeze_encoder else low * encoder, low * decoder
-
-
-def _loss_chunks(config, low, n_tokens):
+def _loss_chunks(config, low, n_targets):
     """Bytes of the loss beside the logits, which their gradient replaces.
 
     A chunk's gradient and that of the one before; its logits, if not in fp32.
     """
-    n_rows = min(n_tokens, max(1, loss.CHUNK_ELEMENTS // config.vocab_size))
-    n_chunks = 2 if low == FP32 else 3
-    return n_chunks * FP32 * n_rows * config.vocab_size
+    n_rows = min(n_targets, max(1, loss.CHUNK_ELEMENTS // config.vocab_size))
+    n_next = min(n_targets - n_rows, n_rows)
+    n_copies = 1 if low == FP32 else 2
+    n_rows = max(n_copies * n_rows, n_rows + n_copies * n_next)
+    return FP32 * n_rows * config.vocab_size
 
 
 def readable(n_bytes):

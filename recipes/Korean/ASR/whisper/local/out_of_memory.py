@@ -21,6 +21,8 @@ SETTINGS = (
     "gradient_checkpointing",
     "precision",
     "adaptation",
+    "base_precision",
+    "optimizer",
 )
 # What libraries say where they raise a plain RuntimeError.
 SAID = ("out of memory", "defaultcpuallocator", "alloc_failed", "bad_alloc")
@@ -87,9 +89,7 @@ def out_of_memory(
         Of the longest label.
     settings : dict
         Name to present value, of those that decide about memory; remedies
-        come from "max_batch_length", "batch_size", "gradient_checkpointing",
-        "precision", "adaptation" and "grad_accumulation_factor", as far as
-        they are there.
+        come from ``SETTINGS``, as far as they are there.
     device : str or torch.device
 
     Returns
@@ -139,8 +139,8 @@ def _remedy(settings, n_clips, context_s):
         ways.append("--gradient_checkpointing=True")
     if settings.get("precision") == "fp32":
         ways.append("--precision=bf16")
-    if not smaller and settings.get("adaptation") == "full":
-        ways.append("--adaptation=frozen_encoder")
+    if not smaller:
+        ways += _smaller_model(settings)
     if not ways:
         return "a smaller whisper_hub, or a device with more memory"
     text = f"set {' or '.join(ways)}"
@@ -148,6 +148,24 @@ def _remedy(settings, n_clips, context_s):
     if smaller and factor:
         text += f"; --grad_accumulation_factor={2 * factor} keeps a step's size"
     return text
+
+
+def _smaller_model(settings):
+    """What is left where a single clip does not fit."""
+    adaptation = settings.get("adaptation")
+    if adaptation in ("full", "frozen_encoder"):
+        if settings.get("optimizer") == "adamw":
+            yield "--optimizer=adamw_8bit"
+        if adaptation == "full":
+            yield "--adaptation=frozen_encoder"
+        yield "--adaptation=lora"
+    base = settings.get("base_precision")
+    if adaptation == "lora" and base == "fp32":
+        # A bf16 base is multiplied under autocast alone.
+        is_fp32 = settings.get("precision") == "fp32"
+        yield f"--base_precision={'int8' if is_fp32 else 'bf16'}"
+    elif adaptation == "lora" and base in ("bf16", "int8"):
+        yield f"--base_precision={'int8' if base == 'bf16' else 'int4'}"
 
 
 def _smaller_batch(settings, n_clips, context_s):

@@ -4,13 +4,17 @@ In: a base precision, a device.
 Out: options of Transformers' loading; layers that follow autocast.
 """
 
+import copy
+import functools
 import importlib.util
 import logging
 
 import torch
+import torch.nn.functional as F
 
 BASE_PRECISIONS = ("fp32", "bf16", "int8", "int4")
 QUANTIZED = ("int8", "int4")
+MULTIPLYING = (torch.nn.Linear, torch.nn.Conv1d)  # what bf16 is for
 # It says at every matrix that it multiplies in fp16.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 LEAST_CAPABILITY = {"int8": (7, 5), "int4": (6, 0)}  # of CUDA, by bitsandbytes
@@ -84,8 +88,8 @@ def loading_options(base_precision, device):
 def prepare(model, base_precision):
     """Makes a loaded base ready for training beside it.
 
-    Matrices of linear layers, in bf16 those of convolutions too, are in the
-    base precision; all else is fp32, as in full fine-tuning.
+    Linear layers are in the base precision, in bf16 convolutions too; all else
+    is fp32, as in full fine-tuning, and so is a quantised layer's bias.
 
     Arguments
     ---------
@@ -93,20 +97,19 @@ def prepare(model, base_precision):
         Changed in place.
     base_precision : str
     """
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.float()
-    if base_precision == "bf16":
-        for layer in model.modules():
-            if isinstance(layer, (torch.nn.Linear, torch.nn.Conv1d)):
-                layer.bfloat16()
-    elif base_precision in QUANTIZED:
+    for layer in model.modules():
+        is_low = base_precision == "bf16" and isinstance(layer, MULTIPLYING)
+        dtype = torch.bfloat16 if is_low else torch.float32
+        for parameter in layer.parameters(recurse=False):
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
+    if base_precision in QUANTIZED:
         for layer in _quantized_layers(model):
-            # bitsandbytes casts it to what is computed in, in place; from
-            # bf16 to fp32 and back nothing is lost.
-            if layer.bias is not None:
-                layer.bias.data = layer.bias.data.bfloat16()
             layer.register_forward_pre_hook(_as_autocast)
+            # Gradient checkpointing leaves a forward by an exception.
+            layer.register_forward_hook(_restore_bias, always_call=True)
+            if base_precision == "int8":
+                layer.register_forward_hook(_forget_input)
 
 
 def _quantized_layers(model):
@@ -118,6 +121,8 @@ def _quantized_layers(model):
             # A validation would pack the weights anew, for a product that
             # has no gradient.
             layer.support_avx512bf16_for_cpu = False
+            if layer.in_features % layer.weight.blocksize:
+                layer.__class__ = _linear4bit_of_any_width()
             yield layer
         elif isinstance(layer, Linear8bitLt):
             yield layer
@@ -130,4 +135,50 @@ def _as_autocast(layer, inputs):
     if torch.is_autocast_enabled(kind):
         x = x.to(torch.get_autocast_dtype(kind))
     layer.compute_dtype = x.dtype  # int4's
+    layer.fp32_bias = None if layer.bias is None else layer.bias.data
     return x, *others
+
+
+def _restore_bias(layer, inputs, output):
+    """Undoes that bitsandbytes casts it in place to what is computed in."""
+    del inputs, output
+    if layer.bias is not None:
+        layer.bias.data = layer.fp32_bias
+    layer.fp32_bias = None
+
+
+def _forget_input(layer, inputs, output):
+    """Drops what bitsandbytes keeps for a gradient that the matrix has not.
+
+    It would stay past checkpointing and the backward pass.
+    """
+    del layer, inputs
+    node = output.grad_fn
+    if node is not None:
+        node.A = None  # on a CPU
+        node.tensors = (None, None, None)  # on a GPU
+
+
+@functools.cache
+def _linear4bit_of_any_width():
+    """The class; bitsandbytes takes seconds to import, and may be missing."""
+    from bitsandbytes import functional, nn
+
+    class AnyWidth(nn.Linear4bit):
+        """On a CPU, bitsandbytes 0.50 begins a block of weights at each row.
+
+        It quantised them without regard to rows, which is the same where 64
+        divides the width, as in OpenAI's models; elsewhere scales go astray.
+        """
+
+        def forward(self, x):
+            if x.device.type != "cpu":
+                return super().forward(x)
+            state = copy.copy(self.weight.quant_state)
+            shape, state.shape = state.shape, (1, state.shape.numel())
+            matrix = functional.dequantize_4bit(self.weight.data, state)
+            matrix = matrix.view(shape).to(x.dtype)
+            bias = None if self.bias is None else self.bias.to(x.dtype)
+            return F.linear(x, matrix, bias)
+
+    return AnyWidth

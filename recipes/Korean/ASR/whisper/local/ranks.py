@@ -1,7 +1,8 @@
 """Processes started by torchrun: which one this is, and what they share.
 
 In: nothing but torch.distributed's state; one process needs no torchrun.
-Out: rank and number of ranks; objects and sums of all ranks; randomness.
+Out: rank and number of ranks; objects and sums of all ranks; what the first
+one alone does and has; randomness.
 """
 
 import random
@@ -34,6 +35,41 @@ def total(tensor):
         tensor = tensor.clone()
         dist.all_reduce(tensor)
     return tensor
+
+
+def on_first(function, *arguments):
+    """Runs a function on the first rank alone; a collective call.
+
+    Raises
+    ------
+    Exception
+        What the function raises; on the other ranks a RuntimeError that tells
+        it, so that none waits for what will not come.
+    """
+    error = None
+    if here()[0] == 0:
+        try:
+            function(*arguments)
+        except Exception as raised:
+            error = raised
+    told = gather(error and f"{type(error).__name__}: {error}")[0]
+    if error:
+        raise error
+    if told:
+        raise RuntimeError(f"the first process failed: {told}")
+
+
+def from_first(tensors):
+    """Writes the first rank's values into every rank's; a collective call.
+
+    Arguments
+    ---------
+    tensors : iterable of torch.Tensor
+        On every rank the same shapes, in the same order.
+    """
+    if here()[1] > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
 
 
 def seed(*numbers):

@@ -67,6 +67,7 @@ def tell(
     *,
     precision,
     checkpointing,
+    optimizer,
     device,
     n_steps,
     **of_run,
@@ -87,6 +88,8 @@ def tell(
     tokenizer : transformers.WhisperTokenizer
     precision : str
     checkpointing : bool
+    optimizer : str
+        One of ``local.optimizers.OPTIMIZERS``.
     device : str
         Of the model.
     n_steps : int
@@ -96,30 +99,34 @@ def tell(
     rates = [schedule.rate(n, n_steps) for n in range(1, n_steps + 1)]
     curves.draw_rates(rates, Path(output_folder) / PICTURE)
     n_text = max(len(dataio.encode(text, tokenizer)) for text in largest)
-    n_trained = sum(t.numel() for t in whisper.trained_state().values())
-    n_weights = sum(p.numel() for p in whisper.parameters())
-    n_frozen = n_weights - n_trained
-    n_bytes = memory.plan(
+    base = whisper.identity.get("base_precision", "fp32")
+    mode = memory.mode_of(
         whisper.config,
-        n_trained,
-        n_frozen,
-        whisper.freeze_encoder,
-        precision,
-        checkpointing,
+        whisper.identity["adaptation"],
+        whisper.lora,
+        precision=precision,
+        base_precision=base,
+        gradient_checkpointing=checkpointing,
+        optimizer=optimizer,
+        device=device,
+    )
+    batch = memory.Batch(
         n_clips=-(-len(batches.batches[0]) // batches.n_ranks),
         context_samples=int(batches.contexts[0]),
         n_tokens=dataio.N_PREFIX + n_text,
     )
+    counted = memory.weights(whisper.config, mode)
     told = describe(
         model="{whisper_hub}, {adaptation}".format(**whisper.identity),
-        n_trained=n_trained,
-        n_frozen=n_frozen,
+        base_precision=base,
+        n_trained=counted.n_trained,
+        n_frozen=counted.n_frozen,
         train_s=batches.epoch_s,
         valid_s=[row["duration"] for row in valid_rows],
         n_steps=n_steps,
         n_ranks=batches.n_ranks,
         precision=precision,
-        n_bytes=n_bytes,
+        n_bytes=memory.plan(whisper.config, mode, batch),
         device_bytes=memory.device_bytes(device),
         **of_run,
     )
@@ -135,6 +142,7 @@ def tell(
 def describe(
     *,
     model,
+    base_precision,
     n_trained,
     n_frozen,
     train_s,
@@ -154,6 +162,8 @@ def describe(
     ---------
     model : str
         Its source and adaptation mode.
+    base_precision : str
+        Of what is frozen beside adapters; "fp32" in other modes.
     n_trained, n_frozen : int
         Weights.
     train_s, valid_s : sequence of float
@@ -180,8 +190,9 @@ def describe(
         if part != "total" and n >= 5e5
     )
     there = f" of {memory.readable(device_bytes)}" if device_bytes else ""
+    base = "" if base_precision == "fp32" else f" on {base_precision}"
     rows = {
-        "model": f"{model}, {precision}",
+        "model": f"{model}{base}, {precision}",
         "trained": f"{_millions(n_trained)} of {_millions(n_weights)} "
         f"weights ({share:.1f} %), {_millions(n_frozen)} frozen",
         "training": f"{_heard(train_s)} an epoch",
