@@ -428,7 +428,7 @@ def main():
         kept.open(whisper, brain.precision, train.data, out)
     phases.done("model")
 
-    untouched = not checkpointer.list_checkpoints() and not brain.test_only
+    untouched = not checkpointer.find_checkpoint() and not brain.test_only
     if hparams["score_before_training"] and untouched:
         brain.test(tests, ["full"], suffix=".untouched")
     brain.fit(
