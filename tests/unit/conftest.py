@@ -6,16 +6,23 @@ Out: fixtures, and wav files made of noise.
 
 import contextlib
 import copy
+import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 import torch
-from local import audio, lora, model, random_model, sources
+from local import audio, lora, model, random_model, settings, sources
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoTokenizer
+
+import speechbrain as sb
 
 torch.set_num_threads(1)  # small tensors; others may use the cores
 SEED = 3
+HPARAMS = Path(settings.__file__).parents[1] / "hparams"
+QUICKSTART = HPARAMS / "quickstart.yaml"
 LORA = lora.Lora(4, 8, 0.0, ["q_proj", "v_proj"], "both")
 
 
@@ -42,6 +49,24 @@ def duration(path, start=None, stop=None):
     """Seconds of a clip, 0.0 where it holds no samples."""
     samples, rate = audio.decode(path, start, stop)
     return len(samples) / rate
+
+
+PREFIX = [50258, 50264, 50359, 50363]
+TOKENS = torch.tensor(
+    [PREFIX + [1, 20, 300, 4000], PREFIX + [50000, 6, 50257, 50257]]
+)
+N_TARGETS = 5  # the last four tokens, and what follows the prefix
+
+
+def clips(n_clips=2, seconds=3.0):
+    return torch.stack([noise(seconds, seed=i) for i in range(n_clips)])
+
+
+def forward(whisper, **options):
+    """States and logits of two clips."""
+    if "encoder_states" not in options:
+        options = {"wav": clips(), **options}
+    return whisper(TOKENS, N_TARGETS, **options)
 
 
 HOST_READS = ("_local_scalar_dense", "nonzero", "item", "is_nonzero", "equal")
@@ -91,22 +116,57 @@ def tokenizer():
     return sources.load_tokenizer("random:quickstart")
 
 
+@pytest.fixture
+def check(tmp_path, monkeypatch):
+    """Checks a command line; its problems, one a line."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus").mkdir()
+
+    def check(*arguments, hparams=QUICKSTART, data_folder="corpus"):
+        words = [str(hparams), *arguments]
+        if data_folder:
+            words.append(f"--data_folder={data_folder}")
+        hparams_file, run_opts, overrides = sb.parse_arguments(words)
+        try:
+            settings.check(hparams_file, overrides, run_opts)
+        except ValueError as error:
+            head, *lines = str(error).split("\n  - ")
+            assert head == f"{len(lines)} problem(s) in the settings:"
+            return lines
+        return []
+
+    return check
+
+
 @pytest.fixture(scope="session")
 def _built(quickstart):
-    return {
-        adaptation: model.Whisper(
-            quickstart, adaptation, False, False, "unused", SEED, lora=LORA
-        )
-        for adaptation in model.ADAPTATIONS
-    }
+    """Loads a model at the first call; ``again`` always does."""
+    tokenizer = functools.cache(AutoTokenizer.from_pretrained)
+    kept = {}
+
+    def again(adaptation, base_precision, low_rank):
+        rest = base_precision, low_rank
+        with pytest.MonkeyPatch.context() as patch:  # half a second each
+            patch.setattr(AutoTokenizer, "from_pretrained", tokenizer)
+            return model.Whisper(
+                quickstart, adaptation, False, False, "unused", SEED, *rest
+            )
+
+    def built(*chosen):
+        if str(chosen) not in kept:
+            kept[str(chosen)] = again(*chosen)
+        return kept[str(chosen)]
+
+    built.again = again
+    return built
 
 
 @pytest.fixture
 def build(_built):
     """A fresh Whisper with the session's weights; its tokenizer is shared."""
 
-    def whisper(adaptation="full"):
-        original = _built[adaptation]
+    def whisper(adaptation="full", base_precision="fp32", low_rank=LORA):
+        original = _built(adaptation, base_precision, low_rank)
         shared = {id(original.tokenizer): original.tokenizer}
         return copy.deepcopy(original, shared)
 

@@ -246,8 +246,8 @@ def test_both_learn_the_same():
     assert 0 < apart < 0.1
 
 
-NOT_ON = "optimizer='adamw_8bit': not on device='{}'; choose cpu or cuda, or "
-NOT_ON += "optimizer=adamw"
+NOT_ON = "optimizer_name='adamw_8bit': not on device='{}'; choose cpu or cuda, or "
+NOT_ON += "optimizer_name=adamw"
 PROBLEMS = [  # optimizer, device, what is said
     ("adamw", "mps", None),
     ("adamw_8bit", "", None),
@@ -257,8 +257,8 @@ PROBLEMS = [  # optimizer, device, what is said
     ("adamw_8bit", torch.device("cuda", 1), None),
     ("adamw_8bit", "mps", NOT_ON.format("mps")),
     ("adamw_8bit", "xpu:0", NOT_ON.format("xpu:0")),
-    ("AdamW", "cpu", "optimizer='AdamW': choose adamw, adamw_8bit"),
-    (None, "cpu", "optimizer=None: choose adamw, adamw_8bit"),
+    ("AdamW", "cpu", "optimizer_name='AdamW': choose adamw, adamw_8bit"),
+    (None, "cpu", "optimizer_name=None: choose adamw, adamw_8bit"),
 ]
 
 
@@ -268,7 +268,7 @@ def test_what_cannot_run_is_told(optimizer, device, said):
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="optimizer='sgd': choose adamw, "):
+    with pytest.raises(ValueError, match="optimizer_name='sgd': choose adamw, "):
         build(parameters(), "sgd")
 
 
@@ -276,8 +276,8 @@ def test_bitsandbytes_may_be_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     assert optimizers.problem("adamw", "cpu") is None
     said = optimizers.problem("adamw_8bit", "cpu")
-    assert said.startswith("optimizer='adamw_8bit': bitsandbytes cannot be ")
-    assert said.endswith("pip install bitsandbytes, or choose optimizer=adamw")
+    assert said.startswith("optimizer_name='adamw_8bit': bitsandbytes cannot be ")
+    assert said.endswith("pip install bitsandbytes, or choose optimizer_name=adamw")
     assert build(parameters(), "adamw")
     with pytest.raises(ValueError, match="pip install bitsandbytes"):
         build(parameters(), "adamw_8bit")

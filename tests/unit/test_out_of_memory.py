@@ -60,7 +60,7 @@ SETTINGS = {
     "precision": "bf16",
     "adaptation": "full",
     "base_precision": "fp32",
-    "optimizer": "adamw",
+    "optimizer_name": "adamw",
     "grad_accumulation_factor": 2,
 }
 
@@ -87,7 +87,7 @@ def test_the_message(monkeypatch):
         "  memory: 77.9 GB at its peak, 85.0 GB in all",
         "  settings: max_batch_length=160, batch_size=64, "
         "gradient_checkpointing=False, precision=bf16, adaptation=full, "
-        "base_precision=fp32, optimizer=adamw, "
+        "base_precision=fp32, optimizer_name=adamw, "
         "grad_accumulation_factor=2",
         "  remedy: set --max_batch_length=80 or --gradient_checkpointing=True"
         "; --grad_accumulation_factor=4 keeps a step's size",
@@ -96,7 +96,7 @@ def test_the_message(monkeypatch):
 
 CHECKPOINTING = "--gradient_checkpointing=True"
 LORA = "--adaptation=lora"
-LEAST = {"gradient_checkpointing": True, "optimizer": "adamw_8bit"}
+LEAST = {"gradient_checkpointing": True, "optimizer_name": "adamw_8bit"}
 ON_FP32 = {**LEAST, "adaptation": "lora"}
 
 
@@ -120,7 +120,7 @@ ON_FP32 = {**LEAST, "adaptation": "lora"}
             {},
             [
                 CHECKPOINTING,
-                "--optimizer=adamw_8bit",
+                "--optimizer_name=adamw_8bit",
                 "--adaptation=frozen_encoder",
                 LORA,
             ],

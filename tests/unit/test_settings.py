@@ -3,40 +3,17 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
+from conftest import HPARAMS, QUICKSTART
 from hyperpyyaml import resolve_references
 from local import settings
 from local.settings import RULES
 
 import speechbrain as sb
 
-HPARAMS = Path(settings.__file__).parents[1] / "hparams"
-QUICKSTART, LARGE = HPARAMS / "quickstart.yaml", HPARAMS / "train_large_v3.yaml"
-
-
-@pytest.fixture
-def check(tmp_path, monkeypatch):
-    """Checks a command line; its problems, one a line."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "corpus").mkdir()
-
-    def check(*arguments, hparams=QUICKSTART, data_folder="corpus"):
-        words = [str(hparams), *arguments]
-        if data_folder:
-            words.append(f"--data_folder={data_folder}")
-        hparams_file, run_opts, overrides = sb.parse_arguments(words)
-        try:
-            settings.check(hparams_file, overrides, run_opts)
-        except ValueError as error:
-            head, *lines = str(error).split("\n  - ")
-            assert head == f"{len(lines)} problem(s) in the settings:"
-            return lines
-        return []
-
-    return check
+LARGE = HPARAMS / "train_large_v3.yaml"
 
 
 @pytest.fixture
@@ -59,6 +36,12 @@ def test_the_files_are_right_as_they_are(check, hparams):
         "--whisper_hub=./corpus",
         "--encoder_context=true_length",
         "--compile_layers=True",
+        "--adaptation=lora",
+        "--lora_target_modules=[q_proj, fc1]",
+        "--lora_target_modules=all-linear",
+        "--lora_alpha=0.5",
+        "--base_precision=fp32",
+        "--optimizer_name=adamw_8bit",
         "--packing=text",
         "--max_batch_length=160",
         "--max_batch_length=0.5",
@@ -94,9 +77,26 @@ WRONG = {
         ("7", "give a hub name, a local folder, or random:SIZE"),
     ],
     "adaptation": [
-        ("lora", "choose full, frozen_encoder"),
-        ("Full", "choose full, frozen_encoder"),
+        ("LoRA", "choose full, frozen_encoder, lora"),
+        ("Full", "choose full, frozen_encoder, lora"),
     ],
+    "base_precision": [
+        ("fp16", "choose fp32, bf16, int8, int4"),
+        ("8", "choose fp32, bf16, int8, int4"),
+    ],
+    "lora_rank": [
+        ("0", "a whole number of at least 1"),
+        ("8.0", "a whole number of at least 1"),
+    ],
+    "lora_alpha": [("0", "give a number above 0"), ("a", "a number above 0")],
+    "lora_dropout": [("1", "at most 0.99"), ("-0.1", "of at least 0")],
+    "lora_target_modules": [
+        ("[]", "give a list of names such as [q_proj, v_proj]"),
+        ("[q_proj, 5]", "a regular expression, or all-linear"),
+        ('""', "give a list of names"),
+        ('"("', "no regular expression: missing )"),
+    ],
+    "lora_part": [("all", "choose both, encoder, decoder")],
     "encoder_context": [
         ("short", "choose true_length, full, mixed"),
         ("30", "choose true_length, full, mixed"),
@@ -158,6 +158,10 @@ WRONG = {
         (".nan", "give a number above 0"),
         (".inf", "give a number above 0"),
     ],
+    "optimizer_name": [
+        ("adam", "choose adamw, adamw_8bit"),
+        ("AdamW", "choose adamw, adamw_8bit"),
+    ],
     "schedule": [("cosin", "choose noam, cosine, linear, constant")],
     "warmup_steps": [
         ("-1", "give a whole number of steps, or a share of the run below 1"),
@@ -203,6 +207,7 @@ WRONG = {
     "log_interval_steps": [("0", "a whole number of at least 1")],
     "tensorboard": [("2", "choose True, False")],
     "dry_run": [("2", "choose True, False")],
+    "plan_memory": [("24", "choose True, False")],
     "num_workers": [("-1", "a whole number of at least 0")],
 }
 
@@ -211,17 +216,29 @@ def test_every_rule_has_a_wrong_value():
     assert WRONG.keys() == RULES.keys()
 
 
-@pytest.mark.parametrize(
-    "name, value, message",
-    [(name, *row) for name, rows in WRONG.items() for row in rows],
-)
-def test_a_wrong_value_is_named_with_the_choices(check, name, value, message):
-    data_folder = None if name == "data_folder" else "corpus"
-    (line,) = check(f"--{name}={value}", data_folder=data_folder)
-    assert line.startswith(f"{name}=")
-    assert message in line
-    if value.isalpha():
-        assert value in line
+def test_no_setting_is_taken_for_an_option_of_speechbrain():
+    """Its parser takes the beginning of an option's name for the option."""
+    words = [
+        f"--{name}={'fp32' if 'precision' in name else 1}" for name in RULES
+    ]
+    _, run_opts, overrides = sb.parse_arguments([str(QUICKSTART), *words])
+    reached = set(settings._given(overrides)) | run_opts.overridden_args
+    assert RULES.keys() - reached == set()
+
+
+@pytest.mark.parametrize("n", range(max(map(len, WRONG.values()))))
+def test_a_wrong_value_is_named_with_the_choices(check, n):
+    """The n-th of each setting, all told together."""
+    given = {k: rows[n] for k, rows in WRONG.items() if len(rows) > n}
+    arguments = [f"--{name}={value}" for name, (value, _) in given.items()]
+    folder = None if "data_folder" in given else "corpus"
+    lines = check(*arguments, data_folder=folder)
+    told = {line.partition("=")[0] for line in lines}
+    assert told == given.keys() and len(lines) == len(given)
+    for name, (value, message) in given.items():
+        (line,) = (one for one in lines if one.startswith(f"{name}="))
+        assert message in line
+        assert not value.isalpha() or value in line
 
 
 @pytest.mark.parametrize("name", ["precision", "eval_precision"])
@@ -326,109 +343,6 @@ def test_a_missing_file_names_those_there_are(check, tmp_path):
     shutil.rmtree(tmp_path / "hparams")
     with pytest.raises(FileNotFoundError, match="start from the recipe folder"):
         check(hparams="hparams/train_larg.yaml")
-
-
-# Settings that go together
-
-FROZEN = "--adaptation=frozen_encoder"
-SHORT = "--encoder_context=true_length"
-CACHE = "--encoder_cache_folder=states"
-AUGMENT = "--augment=True"
-TIMES = "--packing=timestamps"
-SHARDS = "--features_folder=corpus"
-NOT_TRAINED = (
-    "encoder_context='{}': .*knows its full context alone; choose full"
-)
-TRAINED = "encoder_cache_folder='states': .*; leave it empty, or choose adapt"
-CHANGED = "encoder_cache_folder='states': augment=True changes .*choose one"
-MOVED = r"packing='timestamps': .*speeds=\[{}\] moves .* choose speeds=\[100\]"
-
-COMBINATIONS = [
-    # The file's own encoder_context, mixed, does not count beside it.
-    ([FROZEN], []),
-    ([FROZEN, "--encoder_context=full"], []),
-    ([FROZEN, "--encoder_context=mixed"], [NOT_TRAINED.format("mixed")]),
-    ([FROZEN, SHORT], [NOT_TRAINED.format("true_length")]),
-    ([FROZEN, "--encoder_context=no"], ["encoder_context='no': choose "]),
-    ([FROZEN, CACHE], []),
-    ([FROZEN, CACHE, TIMES], []),
-    (["--adaptation=full", CACHE], [TRAINED]),
-    ([CACHE], [TRAINED]),
-    (['--encoder_cache_folder=""'], []),
-    (["--adaptation=frozen", CACHE], ["adaptation='frozen': choose"]),
-    ([FROZEN, CACHE, AUGMENT], [CHANGED]),
-    ([FROZEN, CACHE, AUGMENT, "--speeds=[100]"], [CHANGED]),
-    ([FROZEN, CACHE, "--telephone_share=0.1"], [".*telephone_share=0.1 chan"]),
-    ([FROZEN, AUGMENT], []),
-    ([CACHE, AUGMENT], [TRAINED, CHANGED]),
-    (["--warmup_steps=0"], ["warmup_steps=0: noam falls .*; give at least 1"]),
-    (["--warmup_steps=0", "--schedule=cosine"], []),
-    (["--warmup_steps=0", "--schedule=cosin"], ["schedule='cosin': choose"]),
-    ([TIMES], []),
-    ([TIMES, "--speeds=[90]"], []),  # not in use
-    ([TIMES, AUGMENT], [MOVED.format("95, 100, 105")]),
-    ([TIMES, AUGMENT, "--speeds=[90]"], [MOVED.format("90")]),
-    ([TIMES, AUGMENT, "--speeds=[100]"], []),
-    (["--packing=text", AUGMENT], []),
-    ([SHARDS], []),
-    ([SHARDS, AUGMENT], ["features_folder='corpus': augment=True needs wavef"]),
-    (
-        [SHARDS, "--telephone_share=0.5"],
-        ["features_folder=.*telephone_share=0"],
-    ),
-    (
-        [SHARDS, "--noise_folder=corpus"],
-        [".*no audio", ".*set noise_folder=''"],
-    ),
-    ([SHARDS, "--noise_folder="], []),
-    ([SHARDS, "--packing=text"], ["features_folder=.*packing='text' needs"]),
-    ([SHARDS, FROZEN, CACHE], ["features_folder=.*encoder_cache_folder='sta"]),
-    ([TIMES, AUGMENT, "--speeds=[]"], [r"speeds=\[\]: give a list"]),
-    ([TIMES, "--augment=maybe"], ["augment='maybe': choose"]),
-    (
-        [FROZEN, SHORT, CACHE, TIMES, AUGMENT, "--speeds=[90]"],
-        [NOT_TRAINED.format("true_length"), CHANGED, MOVED.format("90")],
-    ),
-]
-
-
-@pytest.mark.parametrize("arguments, messages", COMBINATIONS)
-def test_combinations(check, arguments, messages):
-    lines = check(*arguments)
-    assert len(lines) == len(messages), lines
-    for line, message in zip(lines, messages):
-        assert re.match(message, line)
-
-
-def test_tensorboard_that_is_not_installed(check, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (line,) = check("--tensorboard=True")
-    assert re.match("tensorboard=True: .*pip install tensorboard", line)
-
-
-@pytest.mark.parametrize(
-    "context, arguments, n_lines",
-    [
-        ("mixed", [], 1),
-        ("full", [], 0),
-        ("full", ["--encoder_context=mixed"], 1),
-        ("mixed", ["--encoder_context=full"], 0),
-        ("mixed", ["--adaptation=full"], 0),
-    ],
-)
-def test_a_file_that_freezes_the_encoder(
-    check, tmp_path, context, arguments, n_lines
-):
-    path = own(tmp_path, "\nadaptation: full ", "\nadaptation: frozen_encoder ")
-    text = path.read_text(encoding="utf-8")
-    assert "\nencoder_context: mixed " in text
-    text = text.replace(
-        "\nencoder_context: mixed ", f"\nencoder_context: {context} "
-    )
-    path.write_text(text, encoding="utf-8")
-    lines = check(*arguments, hparams=path)
-    assert len(lines) == n_lines
-    assert all(re.match(NOT_TRAINED.format("mixed"), line) for line in lines)
 
 
 # Folders and hardware

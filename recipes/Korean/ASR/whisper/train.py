@@ -183,7 +183,7 @@ class ASR(loop.Loop):
                 self.tokenizer,
                 precision=self.precision,
                 checkpointing=self.hparams.gradient_checkpointing,
-                optimizer=self.hparams.optimizer,
+                optimizer=self.hparams.optimizer_name,
                 device=self.device,
                 n_epochs=self.hparams.number_of_epochs,
                 n_steps=self.n_steps,

@@ -139,7 +139,7 @@ def _of_waveforms(plain):
 
 def _of_optimizer(plain, device):
     if wrong := optimizers.problem(
-        plain.get("optimizer", "adamw"), device or ""
+        plain.get("optimizer_name", "adamw"), device or ""
     ):
         yield wrong
     if plain.get("schedule") == "noam" and plain.get("warmup_steps") == 0:

@@ -25,7 +25,7 @@ SETTINGS = (  # of a run, by their names; beside lora and device
     "whisper_hub",
     "adaptation",
     "base_precision",
-    "optimizer",
+    "optimizer_name",
     "precision",
     CHECKPOINTING,
     "batch_size",
@@ -40,7 +40,7 @@ def told(
     adaptation,
     lora,
     base_precision,
-    optimizer,
+    optimizer_name,
     precision,
     gradient_checkpointing,
     batch_size,
@@ -52,7 +52,7 @@ def told(
 
     Arguments
     ---------
-    whisper_hub, adaptation, base_precision, optimizer, precision : str
+    whisper_hub, adaptation, base_precision, optimizer_name, precision : str
     lora : local.lora.Lora
         Not used but in adaptation "lora".
     gradient_checkpointing : bool
@@ -84,7 +84,7 @@ def told(
         precision=precision,
         base_precision=base_precision,
         gradient_checkpointing=gradient_checkpointing,
-        optimizer=optimizer,
+        optimizer=optimizer_name,
         device=device,
     )
     limits = batch_size, max_batch_length
@@ -188,8 +188,9 @@ def _mode(mode):
     if mode.lora:
         parts.append(f"base_precision={mode.base_precision}")
     parts += [
-        f"{name}={getattr(mode, name)}"
-        for name in ("precision", CHECKPOINTING, "optimizer")
+        f"precision={mode.precision}",
+        f"{CHECKPOINTING}={mode.gradient_checkpointing}",
+        f"optimizer_name={mode.optimizer}",
     ]
     return ", ".join(parts)
 

@@ -325,7 +325,19 @@ class Whisper(WhisperLobe):
         }
 
     def merge(self):
-        """Adds the adapters to a base that is not quantised, for good."""
+        """Adds the adapters to their base, for good.
+
+        Raises
+        ------
+        ValueError
+            The base is quantised.
+        """
+        base = self.identity["base_precision"]
+        if base in quantized.QUANTIZED:
+            raise ValueError(
+                f"base_precision='{base}' takes no adapters into its weights; "
+                "load it with base_precision='fp32'"
+            )
         adapters.merge(self.model)
         self.lora = None
 

@@ -69,21 +69,21 @@ def problem(optimizer, device):
         The value, and what would work.
     """
     if optimizer not in OPTIMIZERS:
-        return f"optimizer={optimizer!r}: choose {', '.join(OPTIMIZERS)}"
+        return f"optimizer_name={optimizer!r}: choose {', '.join(OPTIMIZERS)}"
     if optimizer == "adamw":
         return None
     kind = str(device).split(":")[0]
     if kind and kind not in DEVICES_8BIT:
         return (
-            f"optimizer={optimizer!r}: not on device={str(device)!r}; choose "
-            f"{' or '.join(DEVICES_8BIT)}, or optimizer=adamw"
+            f"optimizer_name={optimizer!r}: not on device={str(device)!r}; choose "
+            f"{' or '.join(DEVICES_8BIT)}, or optimizer_name=adamw"
         )
     try:  # not only looked for: a build may not fit the machine
         import bitsandbytes  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:
         return (
-            f"optimizer={optimizer!r}: bitsandbytes cannot be used ({error}); "
-            "pip install bitsandbytes, or choose optimizer=adamw"
+            f"optimizer_name={optimizer!r}: bitsandbytes cannot be used ({error}); "
+            "pip install bitsandbytes, or choose optimizer_name=adamw"
         )
     return None
 

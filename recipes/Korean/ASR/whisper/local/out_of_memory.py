@@ -22,7 +22,7 @@ SETTINGS = (
     "precision",
     "adaptation",
     "base_precision",
-    "optimizer",
+    "optimizer_name",
 )
 # What libraries say where they raise a plain RuntimeError.
 SAID = ("out of memory", "defaultcpuallocator", "alloc_failed", "bad_alloc")
@@ -154,8 +154,8 @@ def _smaller_model(settings):
     """What is left where a single clip does not fit."""
     adaptation = settings.get("adaptation")
     if adaptation in ("full", "frozen_encoder"):
-        if settings.get("optimizer") == "adamw":
-            yield "--optimizer=adamw_8bit"
+        if settings.get("optimizer_name") == "adamw":
+            yield "--optimizer_name=adamw_8bit"
         if adaptation == "full":
             yield "--adaptation=frozen_encoder"
         yield "--adaptation=lora"

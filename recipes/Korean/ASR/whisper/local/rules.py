@@ -155,7 +155,7 @@ RULES = {
     "batch_size": _count,
     "max_batch_length": _number(0),
     "grad_accumulation_factor": _count,
-    "optimizer": _choice(*optimizers.OPTIMIZERS),
+    "optimizer_name": _choice(*optimizers.OPTIMIZERS),
     "schedule": _choice(*schedules.SCHEDULES),
     "lr": _number(0, above=True),
     "warmup_steps": _steps_or_share,

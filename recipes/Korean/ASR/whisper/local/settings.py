@@ -60,7 +60,13 @@ def check(hparams_file, overrides, run_opts):
     given = _given(overrides)
     template = plain(_text(hparams_file))
     problems = _mistyped(given, template)
-    known = {k: v for k, v in given.items() if k in template}
+    known = {
+        name: value
+        for name, value in given.items()
+        # HyperPyYAML takes no mapping in place of anything else.
+        if name in template
+        and (isinstance(template[name], dict) or not isinstance(value, dict))
+    }
     options = _options_with_rules(run_opts)
     resolved = {**values(hparams_file, known), **options}
     problems += _unknown_in_file(template)
@@ -174,9 +180,10 @@ def _mistyped(given, template, above=""):
                 else (f"there are {', '.join(map(str, template))}")
             )
             problems.append(f"{path}: no such setting; {remedy}")
+        elif isinstance(value, dict) and not isinstance(template[name], dict):
+            problems.append(f"{path}={value!r}: give no mapping")
         elif isinstance(value, dict) and name != "columns":
-            inner = template[name] if isinstance(template[name], dict) else {}
-            problems += _mistyped(value, inner, f"{path}.")
+            problems += _mistyped(value, template[name], f"{path}.")
         elif isinstance(template[name], dict) and name != "columns":
             problems.append(f"{path}={value!r}: give a mapping of its settings")
     return problems
