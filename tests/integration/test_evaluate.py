@@ -59,13 +59,14 @@ def bad_csv(trained, corpus, tmp_path_factory):
 def score(corpus):
     """Runs main() here; returns its evaluation.json and what it printed."""
 
-    def start(out, models, manifests, **options):
+    def start(out, models, manifests, *flags, **options):
         options = {"device": "cpu", "data_folder": corpus, **options}
         arguments = [
             *(f"--model={one}" for one in models),
             *(f"--manifest={one}" for one in manifests),
             *(f"--{name}={value}" for name, value in options.items()),
             f"--out={out}",
+            *flags,
         ]
         printed = io.StringIO()
         with contextlib.ExitStack() as stack:
@@ -248,6 +249,31 @@ def test_a_checkpoint_is_its_run(trained, score, tmp_path):
     assert found.pop("loss") == pytest.approx(expected.pop("loss"), rel=1e-4)
     assert found == expected
     assert evaluation["paired"] == evaluation["probes"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base_precision", ["fp32", "int8", "int4"])
+def test_a_run_of_adapters_beside_its_base(
+    here, hub, score, tmp_path, base_precision
+):
+    """The scores and texts of its own test, to the byte."""
+    run = tmp_path / "run"
+    here(run, adaptation="lora", base_precision=base_precision, lr=0.01)
+    manifest = run / "manifests/test.csv"
+    batches = {"batch_size": 32, "probes": 0, "resamples": 20}
+    out = tmp_path / "out"
+    evaluation, _ = score(out, [f"mine={run}"], [manifest], "--base", **batches)
+    for name in ("test.json", "test.jsonl"):
+        theirs, ours = run / "scores" / name, out / "scores/mine" / name
+        assert theirs.read_bytes() == ours.read_bytes()
+    (paired,) = evaluation["paired"]
+    assert (paired["model_a"], paired["model_b"]) == ("base", "mine")
+    assert {"CER", "WER"} <= paired.keys()
+    losses = [
+        result(evaluation, name, "test")["scores"]["loss"]
+        for name in ("base", "mine")
+    ]
+    assert losses[0] != losses[1]
 
 
 def test_problems_end_it_before_anything_is_written(score, tmp_path):

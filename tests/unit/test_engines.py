@@ -1,5 +1,6 @@
 """Engines: their texts and losses, ours against CTranslate2's."""
 
+import copy
 import json
 import shutil
 from functools import partial
@@ -164,6 +165,16 @@ def test_precision(load):
     )
     assert rough != exact and rough == pytest.approx(exact, rel=0.05)
     assert load("bf16").precision == "bf16"
+
+
+def test_a_base_in_bf16_is_computed_with_in_fp32(build):
+    whisper = build("lora", "bf16").eval()
+    rough = copy.deepcopy(whisper.model.encoder.conv1.weight)
+    assert rough.dtype == torch.bfloat16
+    engine = engines.WhisperEngine("a", whisper, "cpu", "fp32", 1, 3, 2)
+    assert len(engine.score(batch(engine.tokenizer)).texts) == 4
+    exact = whisper.model.encoder.conv1.weight
+    assert exact.dtype == torch.float32 and torch.equal(exact, rough.float())
 
 
 def test_damaged_weights_are_told(folder, tmp_path):

@@ -164,6 +164,64 @@ def test_folders_into_which_nothing_is_written(
     assert told in str(error.value)
 
 
+# What a run was trained from
+
+
+@pytest.fixture
+def adapter(tmp_path, model_folder):
+    """A PEFT adapter of a base in a folder; nothing in them can be loaded."""
+    base = model_folder("pretrained", precision="fp32", beam_size=7)
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    config = {"peft_type": "LORA", "base_model_name_or_path": base}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_model.safetensors").touch()
+    (folder / "provenance.json").write_text('{"beam_size": 2}')
+    return folder
+
+
+def test_the_base_comes_first_and_has_no_say(make, adapter, tmp_path):
+    plan = make([f"a={adapter}", "random:tiny"], base=True)
+    names = [source.name for source in plan.sources]
+    assert names == ["base", "a", "random-tiny"]
+    base, mine, _ = plan.sources
+    assert base.path == str(tmp_path / "pretrained") and base.kind == "hub"
+    assert mine.path == str(adapter) and plan.decoding["beam_size"] == 2
+
+
+@pytest.mark.parametrize(
+    "models, told",
+    [
+        (["random:tiny"], "--base: model 'random:tiny' tells of no base; name"),
+        (["base={adapter}"], "'base' and 'base' are one name"),
+        (["/no/such"], "'/no/such': no such folder; give a run's"),
+        ([], "none asked for: give --model M"),
+    ],
+)
+def test_problems_of_a_base(make, adapter, models, told):
+    models = [model.format(adapter=adapter) for model in models]
+    with pytest.raises(ValueError, match="^1 problem") as error:
+        make(models, base=True)
+    assert told in str(error.value)
+
+
+def test_a_base_that_is_gone_is_told_once(make, adapter, tmp_path, monkeypatch):
+    (tmp_path / "pretrained").rename(tmp_path / "moved")
+    monkeypatch.setattr(engines, "load_tokenizer", evaluation_plan.trained.base)
+    told = "^1 problem.*\n.*was trained from '.*pretrained', without which"
+    with pytest.raises(ValueError, match=told):
+        make([str(adapter)], base=True)
+
+
+def test_what_a_model_needs_is_told_with_the_rest(make, adapter, monkeypatch):
+    monkeypatch.setattr(
+        evaluation_plan.trained.lora, "problem", lambda: "pip install peft"
+    )
+    with pytest.raises(ValueError, match="^2 problem") as error:
+        make([str(adapter)], ["x.csv"])
+    assert f"'{adapter}' is LoRA: pip install peft" in str(error.value)
+
+
 # Names
 
 

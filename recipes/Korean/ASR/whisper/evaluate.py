@@ -2,6 +2,7 @@
 """Scores models on test sets, side by side.
 
 > python evaluate.py --model openai/whisper-large-v3 --model tuned=results/train_large_v3/1986 --manifest manifests/test.csv --data_folder /data/zeroth --out results/report
+> python evaluate.py --base --model results/train_large_v3/1986 --manifest manifests/test.csv --out results/report
 > torchrun --nproc_per_node=8 evaluate.py --model … --manifest … --out …
 
 Each later model is compared with the first. What may stand for a model decides
@@ -59,9 +60,11 @@ def parse(arguments=None):
     )
     add = parser.add_argument
     several = partial(dict, action="append", default=[])
-    a_model = "a run's output folder, a CKPT+… folder, a Hugging Face or "
-    a_model += "CTranslate2 folder, a hub name or random:SIZE"
+    a_model = "a run's output folder, a CKPT+… folder, a Hugging Face, "
+    a_model += "CTranslate2 or PEFT adapter folder, a hub name or random:SIZE"
     add("--model", **several(dest="models"), metavar="[NAME=]M", help=a_model)
+    before = "compare with what the first model was trained from, in fp32"
+    add("--base", action="store_true", help=before)
     add(
         "--manifest",
         **several(dest="manifests"),

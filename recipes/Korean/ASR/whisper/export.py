@@ -3,14 +3,21 @@
 
 > python export.py results/train_large_v3/1986 my_whisper --format hf
 > python export.py results/train_large_v3/1986 my_whisper_ct2 --format ct2
+> python export.py results/train_large_v3/1986 my_adapter --format adapter
+
+Adapters of a LoRA run are merged into their base in fp32, whatever it was in
+training; beside a base in fewer bits they have learned its rounding too, so that
+the merged model differs from the trained one, and it is told by how much. With
+--format adapter they stay apart, for PEFT.
 
 Transformers then writes Korean without being told. faster-whisper is told so,
 and to suppress no character that Korean labels hold:
 
 > WhisperModel("my_whisper_ct2").transcribe(path, language="ko", suppress_tokens=[])
 
-In: a run's output folder, a CKPT+… folder, a Hugging Face folder, a hub name.
-Out: a folder for Transformers, or for CTranslate2 and faster-whisper.
+In: a run's output folder, a CKPT+… folder, a Hugging Face or PEFT adapter
+folder, a hub name.
+Out: a folder for Transformers, for CTranslate2 and faster-whisper, or for PEFT.
 """
 
 import argparse
@@ -30,7 +37,7 @@ def export(model, out, form, quantization):
     out : Path
         Not there, or empty.
     form : str
-        "hf" or "ct2".
+        "hf", "ct2" or "adapter".
     quantization : str
         Of CTranslate2's weights.
 
@@ -53,10 +60,16 @@ def export(model, out, form, quantization):
             f"model '{model}' is CTranslate2's already, from which there is no "
             "way back; give the run or the Hugging Face folder it came from"
         )
+    if form == "adapter":
+        exporting.require_adapter(source)
     with exporting.replacing_folder(out) as folder:
         with tempfile.TemporaryDirectory() as random_folder:
-            whisper = trained.load(source, "cpu", random_folder)
+            whisper = trained.load(source, "cpu", random_folder, "fp32")
+            if whisper.lora and form != "adapter":
+                exporting.merge(whisper, source, random_folder)
             told = exporting.provenance_of(model, source, whisper)
+            if form == "adapter":
+                return exporting.write_adapter(whisper, folder, source, told)
             if form == "ct2":
                 return exporting.write_ctranslate2(
                     whisper, folder, quantization, told

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import List, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from torch.nn.utils.rnn import pad_sequence
 
 from local import audio, decode, loss, model, sources, text, trained
@@ -61,9 +60,8 @@ def load_tokenizer(source):
         Not a multilingual Whisper, or CTranslate2 is not installed.
     """
     hub = source.path
-    if source.kind == "checkpoint":
-        saved = Path(source.path) / "whisper.ckpt"
-        hub = json.loads(saved.read_text(encoding="utf-8"))["whisper_hub"]
+    if source.kind in ("checkpoint", "adapter"):
+        hub = trained.base(source).path
     elif source.kind == "ctranslate2":
         if importlib.util.find_spec("ctranslate2") is None:
             raise ValueError(
@@ -111,16 +109,10 @@ def load(
         The weights are not there, are damaged, or do not fit.
     """
     decoding = beam_size, max_new_tokens, batch_size
-    try:
-        if source.kind == "ctranslate2":
+    if source.kind == "ctranslate2":
+        with trained.told_if_damaged(source):
             return CTranslate2Engine(source, device, *decoding)
-        whisper = trained.load(source, device, work_folder)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, SafetensorError) as error:
-        raise ValueError(
-            f"model '{source.path}' cannot be loaded, is it whole? {error}"
-        ) from error
+    whisper = trained.load(source, device, work_folder)
     return WhisperEngine(source.name, whisper, device, precision, *decoding)
 
 
@@ -247,6 +239,8 @@ class WhisperEngine(Engine):
         super().__init__(
             name, whisper.context_s, tokenizer, precision, batch_size
         )
+        if precision == "fp32":
+            whisper.float()  # a base in bf16, of which nothing is lost
         self.whisper, self.device = whisper, device
         self.autocast = TorchAutocast(
             device_type=torch.device(device).type,

@@ -62,7 +62,16 @@ class Plan(NamedTuple):
     device: str
 
 
-def make(models, manifests, english, data_folder, out, device=None, **options):
+def make(
+    models,
+    manifests,
+    english,
+    data_folder,
+    out,
+    device=None,
+    base=False,
+    **options,
+):
     """Looks at all that is asked for, the audio and the weights aside.
 
     Arguments
@@ -78,6 +87,8 @@ def make(models, manifests, english, data_folder, out, device=None, **options):
     out : Path
     device : str or None
         None: a GPU where there is one.
+    base : bool
+        Whether what the first model was trained from comes before it.
     **options
         Those of RULES. What is None of DECODING is as it was in the run of
         the first model that tells it, or else as in DECODING.
@@ -94,13 +105,17 @@ def make(models, manifests, english, data_folder, out, device=None, **options):
     problems = []
     tried = partial(_tried, problems)
     found = [tried(_source, given) for given in models]
-    sources = [source for source, _ in filter(None, found)]
     decoding = dict(DECODING)
-    for source in reversed(sources):  # the first one has the last word
+    for source, _ in filter(None, found[::-1]):  # the first one's last
         decoding |= tried(trained.run_settings, source) or {}
+    if base and found[:1] != [None]:
+        found = [tried(_base, source) for source, _ in found[:1]] + found
+    sources = [source for source, _ in filter(None, found)]
     decoding |= {n: options[n] for n in DECODING if options[n] is not None}
     device = tried(_device, device) or "cpu"
     problems += _wrong_values({**options, **decoding}, device)
+    lacking = [tried(trained.problem, source, device) for source in sources]
+    problems += filter(None, lacking)
     tokenizers = [tried(engines.load_tokenizer, source) for source in sources]
     fits = _label_fits(next(filter(None, tokenizers), None))
     wanted = [(path, "") for path in manifests]
@@ -110,6 +125,7 @@ def make(models, manifests, english, data_folder, out, device=None, **options):
     problems += _in_the_way(out, data_folder, sources)
     names = tried(_apart, [place for _, place in filter(None, found)])
     set_names = tried(_apart, [_place(*one) for one in wanted])
+    problems = list(dict.fromkeys(problems))  # --base meets some again
     if problems:
         lines = "".join(f"\n  - {problem}" for problem in problems)
         raise ValueError(f"{len(problems)} problem(s):{lines}")
@@ -147,6 +163,16 @@ def _source(given):
         return source, _Place(name)
     parts = Path(path).resolve() if os.path.exists(path) else Path(path)
     return source, _Place(source.name, parts.parts)
+
+
+def _base(source):
+    """(Source, _Place) of the weights before, as they were published."""
+    if source.kind not in ("checkpoint", "adapter"):
+        raise ValueError(
+            f"--base: model '{source.path}' tells of no base; name it instead "
+            "(--model base=M), or give a run, a CKPT+… or an adapter folder"
+        )
+    return trained.base(source), _Place("base")
 
 
 def _place(manifest, prefix):

@@ -1,7 +1,7 @@
 """A fine-tuned model in the forms that other programs load.
 
 In: a Whisper with its weights, and where they come from.
-Out: a Hugging Face folder, or a CTranslate2 folder, compared with the model.
+Out: a Hugging Face, CTranslate2 or PEFT folder, compared with the model.
 """
 
 import contextlib
@@ -15,23 +15,24 @@ import shutil
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
-from transformers import (
-    GenerationConfig,
-    WhisperFeatureExtractor,
-    WhisperForConditionalGeneration,
-    WhisperTokenizer,
-)
+from transformers import GenerationConfig, WhisperForConditionalGeneration
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
-from local import checkpoints, decode, files, probes, random_model, trained
-from local.model import MAX_TOKENS
+from local import (
+    adapter_folder,
+    checkpoints,
+    copies,
+    files,
+    random_model,
+    trained,
+)
+from local.model import ADAPTER_FILE, MAX_TOKENS
 from local.sources import RANDOM
 
 logger = logging.getLogger(__name__)
 
-FORMATS = ("hf", "ct2")
+FORMATS = ("hf", "ct2", "adapter")
 QUANTIZATIONS = (  # CTranslate2's
     "float32",
     "float16",
@@ -42,14 +43,9 @@ QUANTIZATIONS = (  # CTranslate2's
     "int8_float16",
     "int8_bfloat16",
 )
-NO_SCORES = ("unixtime", "end-of-epoch")  # among them in a checkpoint
+NO_SCORES = ("unixtime", "end-of-epoch", "files")  # among them in a checkpoint
 FASTER_WHISPER_S = 30  # of context; it pads to them whatever a model takes
 COPIED = ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json")
-CLIP_S = 5  # of music, at which copy and model are compared
-N_TOKENS = 32  # of its text
-MOST_LOGITS = 1e-4  # difference that rounding makes, of the largest logit
-MOST_STATES = {"float32": 1e-3}  # the same of CTranslate2's encoder states
-MOST_STATES_QUANTIZED = 0.3
 
 
 @contextlib.contextmanager
@@ -125,7 +121,7 @@ def write_hugging_face(whisper, folder, provenance):
     whisper.tokenizer.save_pretrained(folder)
     whisper.feature_extractor.save_pretrained(folder)
     _write(folder, provenance)
-    return _compare_hugging_face(whisper, folder)
+    return copies.compare_hugging_face(whisper, folder)
 
 
 def write_ctranslate2(whisper, folder, quantization, provenance):
@@ -170,7 +166,94 @@ def write_ctranslate2(whisper, folder, quantization, provenance):
         path.rename(folder / path.name)
     converted.rmdir()
     _write(folder, {**provenance, "quantization": quantization})
-    return _compare_ctranslate2(whisper, folder, quantization)
+    return copies.compare_ctranslate2(whisper, folder, quantization)
+
+
+def write_adapter(whisper, folder, source, provenance):
+    """Writes a folder that PEFT loads beside the base.
+
+    Arguments
+    ---------
+    whisper : local.model.Whisper
+        With its adapters, beside a base in fp32.
+    folder : Path
+        There already.
+    source : local.trained.Source
+        The checkpoint that holds them.
+    provenance : dict
+        What ``provenance_of`` gives.
+
+    Returns
+    -------
+    float
+        Largest difference of the logits, as for ``write_hugging_face``.
+
+    Raises
+    ------
+    ValueError
+        What was written is not what was to be written.
+    """
+    for name in (ADAPTER_FILE, adapter_folder.CONFIG_FILE):
+        shutil.copy(Path(source.path) / name, folder)
+    _write(folder, provenance)
+    return copies.compare_adapter(whisper, folder)
+
+
+def merge(whisper, source, random_folder):
+    """Adds a model's adapters to its weights, and tells what that changes.
+
+    Adapters that learned beside a base of less precision have learned its
+    rounding too, which the base in fp32 is without.
+
+    Arguments
+    ---------
+    whisper : local.model.Whisper
+        Beside a base in fp32; changed in place.
+    source : local.trained.Source
+        Where it was loaded from.
+    random_folder : str or Path
+        As for ``trained.load``.
+
+    Raises
+    ------
+    ValueError
+        The logits are others than before.
+    """
+    tokens, before = copies.logits(whisper)
+    whisper.merge()
+    _, merged = copies.logits(whisper, tokens)
+    difference = copies.difference(merged, before)
+    if difference > copies.MOST_LOGITS:
+        raise ValueError(
+            f"model '{source.path}': merged, its logits differ by "
+            f"{difference:.2g} of the largest; choose --format adapter, and "
+            "report it with the versions of torch and peft"
+        )
+    base = trained.identity(source)["base_precision"]
+    if base == "fp32":
+        return
+    if lacking := trained.problem(source, "cpu"):
+        logger.warning("not compared with the model as trained: %s", lacking)
+        return
+    as_trained = trained.load(source, "cpu", random_folder).float()
+    logger.warning(
+        "merged into the base in fp32: logits differ by %.2g of the largest "
+        "from those beside the base in %s, with which the adapters learned",
+        copies.difference(merged, copies.logits(as_trained, tokens)[1]),
+        base,
+    )
+
+
+def require_adapter(source):
+    """Raises ValueError where a model is no LoRA run."""
+    told = trained.identity(source)
+    if source.kind == "adapter":
+        why = "it is such a folder already; copy it"
+    elif told["adaptation"] != "lora":
+        why = "its weights are whole; choose --format hf or ct2"
+    else:
+        return
+    raise ValueError(f"--format adapter: model '{source.path}': {why}")
 
 
 def require_ctranslate2():
@@ -196,17 +279,23 @@ def provenance_of(given, source, whisper):
     -------
     dict
         ``source``, ``checkpoint`` and its ``scores``, what the weights were
-        before, ``precision``, ``beam_size`` and ``max_new_tokens`` of the
-        run's test, and ``versions``. Of a copy of a copy: the first one's.
+        before, of adapters also the base's precision in training and whether
+        they are ``merged``; ``precision``, ``beam_size`` and
+        ``max_new_tokens`` of the run's test, and ``versions``. Of a copy of a
+        copy: the first one's.
     """
     earlier = Path(source.path) / trained.PROVENANCE
     told = {"source": given}
     if source.kind == "checkpoint":
         meta = _meta(Path(source.path))
         told |= {"checkpoint": Path(source.path).name, "scores": meta}
-        told |= whisper.identity
+        told |= trained.identity(source)
     elif earlier.is_file():
         told = json.loads(earlier.read_text(encoding="utf-8"))
+    elif source.kind == "adapter":
+        told |= {**whisper.identity, **trained.identity(source)}
+    if told.get("adaptation") == "lora":
+        told["merged"] = whisper.lora is None
     names = ("torch", "transformers", "speechbrain")
     versions = {name: importlib.metadata.version(name) for name in names}
     return {**told, **trained.run_settings(source), "versions": versions}
@@ -267,25 +356,10 @@ def _generation_config(whisper):
         return_timestamps=False,
         forced_decoder_ids=None,
         begin_suppress_tokens=[],  # no speech is transcribed by nothing
-        suppress_tokens=_suppressed(whisper),
+        suppress_tokens=copies.suppressed(whisper),
     )
     source = _source_generation_config(whisper.identity["whisper_hub"])
     return GenerationConfig(**{**source, **ours})
-
-
-def _suppressed(whisper):
-    """Ids that no text holds, without timestamps.
-
-    Long audio is cut by timestamps; where they are not asked for, a model
-    writes none.
-    """
-    last = whisper.tokenizer.convert_tokens_to_ids("<|notimestamps|>")
-    ids = decode.suppressed_tokens(
-        whisper.tokenizer,
-        whisper.config.vocab_size,
-        whisper.suppressed_by_source,
-    )
-    return [token for token in ids if token <= last]
 
 
 def _source_generation_config(whisper_hub):
@@ -296,86 +370,3 @@ def _source_generation_config(whisper_hub):
         return GenerationConfig.from_pretrained(whisper_hub).to_dict()
     except OSError:  # a folder without one
         return {}
-
-
-# The copy beside the model
-
-
-def _clip(whisper):
-    """(samples,) of music: it sounds in every model's context."""
-    context_s = min(CLIP_S, whisper.context_s)
-    return probes.clips(2, context_s)["music"][1]
-
-
-@torch.no_grad()
-def _compare_hugging_face(whisper, folder):
-    model = WhisperForConditionalGeneration.from_pretrained(folder).eval()
-    extractor = WhisperFeatureExtractor.from_pretrained(folder)
-    tokenizer = WhisperTokenizer.from_pretrained(folder)
-    clip = _clip(whisper)
-    states = whisper.encode(clip[None])
-    tokens = _greedy(whisper, states)
-    decoder_input = torch.tensor([[*whisper.tokenizer.prefix_tokens, *tokens]])
-    ours = whisper.logits(whisper.decode(decoder_input, states))
-    theirs = model(_mel(whisper, clip), decoder_input_ids=decoder_input).logits
-    difference = _difference(theirs, ours)
-    _require(folder, difference <= MOST_LOGITS, f"logits by {difference:.2g}")
-    features = extractor(
-        clip.numpy(), sampling_rate=extractor.sampling_rate, return_tensors="pt"
-    )
-    ids = model.generate(**features, max_new_tokens=N_TOKENS)[0]
-    copied = tokenizer.decode(ids, skip_special_tokens=True)
-    wanted = whisper.tokenizer.decode(tokens, skip_special_tokens=True)
-    _require(folder, copied == wanted, f"text: {copied!r}, not {wanted!r}")
-    return difference
-
-
-@torch.no_grad()
-def _compare_ctranslate2(whisper, folder, quantization):
-    import ctranslate2
-    import numpy
-
-    model = ctranslate2.models.Whisper(
-        str(folder), device="cpu", compute_type="float32"
-    )
-    clip = _clip(whisper)
-    mel = ctranslate2.StorageView.from_array(_mel(whisper, clip).numpy())
-    heard = model.encode(mel, to_cpu=True)
-    states = whisper.encode(clip[None])
-    difference = _difference(torch.from_numpy(numpy.array(heard)), states)
-    most = MOST_STATES.get(quantization, MOST_STATES_QUANTIZED)
-    told = f"encoder states by {difference:.2g}"
-    _require(folder, difference <= most, told)
-    if quantization != "float32":
-        return difference
-    prompts = [whisper.tokenizer.prefix_tokens]
-    most = 2 * N_TOKENS  # of which it writes half
-    written = model.generate(mel, prompts, beam_size=1, max_length=most)
-    ids, wanted = written[0].sequences_ids[0], _greedy(whisper, states)
-    _require(folder, ids == wanted, f"tokens: {ids}, not {wanted}")
-    return difference
-
-
-def _greedy(whisper, states):
-    return decode.greedy(whisper, states, N_TOKENS, _suppressed(whisper))[0]
-
-
-def _mel(whisper, clip):
-    """(1, mels, frames) at the full context."""
-    n_spare = whisper.context_samples - len(clip)
-    return whisper.log_mel_spectrogram(F.pad(clip[None], (0, n_spare)))
-
-
-def _difference(copied, original):
-    """The largest, as a part of the largest value."""
-    largest = original.abs().max().clamp(min=1)
-    return ((copied - original).abs().max() / largest).item()
-
-
-def _require(folder, is_equal, difference):
-    if not is_equal:
-        raise ValueError(
-            f"'{folder}' was written and removed: loaded again, it differs "
-            f"from the model in {difference}; report it with the versions of "
-            "torch, transformers and ctranslate2"
-        )

@@ -1,17 +1,28 @@
 """What a user names as a model: a Whisper that is ready to decode.
 
 In: a run's output folder, a CKPT+… folder, a Hugging Face or CTranslate2
-folder, a hub name, or random:SIZE.
-Out: which of them it is, the settings it was scored with, its weights.
+folder, the folder of a PEFT adapter, a hub name, or random:SIZE.
+Out: which of them it is, how it was scored, its base, its weights.
 """
 
+import contextlib
 import json
 from pathlib import Path
 from typing import NamedTuple, Optional
 
+import torch
 from ruamel.yaml.error import YAMLError
+from safetensors import SafetensorError
 
-from local import checkpoints, model, settings, sources
+from local import (
+    adapter_folder,
+    checkpoints,
+    lora,
+    model,
+    quantized,
+    settings,
+    sources,
+)
 
 # Ours to those of a run's hyperparams.yaml
 SETTINGS = {
@@ -20,6 +31,7 @@ SETTINGS = {
     "max_new_tokens": "max_new_tokens",
 }
 PROVENANCE = "provenance.json"  # beside an exported model
+RANDOM_FOLDER = "random_whisper"  # of a run, where it builds random:SIZE
 SEED = 1986  # of random:SIZE, where no run names another
 
 
@@ -29,8 +41,8 @@ class Source(NamedTuple):
     Attributes
     ----------
     kind : str
-        "checkpoint" (one of ours), "hub" (a name, a Hugging Face folder or
-        random:SIZE) or "ctranslate2".
+        "checkpoint" (one of ours), "adapter" (PEFT's), "hub" (a name, a
+        Hugging Face folder or random:SIZE) or "ctranslate2".
     path : str
         The CKPT+… folder, the folder, or the name.
     name : str
@@ -73,9 +85,9 @@ def resolve(source):
         if is_path or folder.parent.is_dir():  # results/misspelt
             raise FileNotFoundError(
                 f"model '{source}': no such folder; give a run's output "
-                "folder, a CKPT+… folder, a Hugging Face or CTranslate2 "
-                "folder, a hub name such as openai/whisper-large-v3, or "
-                "random:SIZE"
+                "folder, a CKPT+… folder, a Hugging Face, CTranslate2 or PEFT "
+                "adapter folder, a hub name such as openai/whisper-large-v3, "
+                "or random:SIZE"
             )
         _require_on_hub(source)
         return Source("hub", source, folder.name)
@@ -90,12 +102,16 @@ def resolve(source):
     if (folder / "hyperparams.yaml").is_file() and _save_folder(folder):
         best = _best(folder)
         return Source("checkpoint", str(best), _name_of_run(folder), folder)
+    if (folder / adapter_folder.CONFIG_FILE).is_file():
+        adapter_folder.base_name(folder)  # tells what is wrong with it
+        return Source("adapter", str(folder), folder.name)
     if (folder / "config.json").is_file():
         _require_whole(folder)
         return Source("hub", str(folder), folder.name)
     raise ValueError(
         f"model '{source}': the folder holds no save/CKPT+…, CKPT.yaml, "
-        "config.json (Hugging Face) or model.bin (CTranslate2)"
+        "config.json (Hugging Face), adapter_config.json (PEFT) or model.bin "
+        "(CTranslate2)"
     )
 
 
@@ -117,10 +133,7 @@ def run_settings(source):
     path = Path(source.path) / PROVENANCE
     if not path.is_file():
         return {}
-    try:
-        present = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+    present = _json(path)
     return {name: present[name] for name in SETTINGS if name in present}
 
 
@@ -132,8 +145,98 @@ def curves(source):
     return path if path.is_file() else None
 
 
-def load(source, device, random_folder):
+def identity(source):
+    """What a model's weights belong to.
+
+    Arguments
+    ---------
+    source : Source
+        Not of the kind "ctranslate2".
+
+    Returns
+    -------
+    dict
+        ``whisper_hub``, the weights before, and ``adaptation``; of one of our
+        checkpoints all of ``model.Whisper.identity``.
+
+    Raises
+    ------
+    ValueError
+        The file that tells it is damaged.
+    """
+    path = Path(source.path)
+    if source.kind == "checkpoint":
+        return _json(path / "whisper.ckpt")
+    if source.kind == "adapter":
+        hub = adapter_folder.base_name(path)
+        return {"whisper_hub": hub, "adaptation": "lora"}
+    return {"whisper_hub": source.path, "adaptation": "full"}
+
+
+def base(source):
+    """The pretrained model that a run or an adapter began with.
+
+    Arguments
+    ---------
+    source : Source
+        Of the kind "checkpoint" or "adapter".
+
+    Returns
+    -------
+    Source
+
+    Raises
+    ------
+    FileNotFoundError
+        It is not there.
+    """
+    told = identity(source)
+    name = told["whisper_hub"]
+    if name.startswith(sources.RANDOM) and source.run is not None:
+        size = name[len(sources.RANDOM) :]
+        built = source.run / RANDOM_FOLDER / f"{size}_{told['seed']}"
+        name = str(built) if built.is_dir() else name
+    try:
+        return resolve(name)
+    except (FileNotFoundError, ValueError) as error:
+        raise FileNotFoundError(
+            f"model '{source.path}' was trained from '{name}', without which "
+            f"it cannot be loaded; bring it back, or put a link there: {error}"
+        ) from None
+
+
+def problem(source, device, base_precision=None):
+    """What keeps this machine from running a model; None where nothing does.
+
+    Arguments
+    ---------
+    source : Source
+    device : str
+    base_precision : str or None
+        As for ``load``.
+
+    Returns
+    -------
+    str or None
+        What to install, or where it runs.
+    """
+    if source.kind not in ("checkpoint", "adapter"):
+        return None
+    told = identity(source)
+    precision = base_precision or told.get("base_precision", "fp32")
+    needs = f"model '{source.path}' is LoRA"
+    if told["adaptation"] == "lora" and (lacking := lora.problem()):
+        return f"{needs}: {lacking}"
+    if lacking := quantized.problem(precision, device):
+        return f"{needs} beside a base in {precision}: {lacking}"
+    return None
+
+
+def load(source, device, random_folder, base_precision=None):
     """The model with its weights, in evaluation mode.
+
+    Beside its base as in training it is what its run has scored, to the bit.
+    An adapter of PEFT's own is added to its base, in fp32.
 
     Arguments
     ---------
@@ -142,6 +245,8 @@ def load(source, device, random_folder):
     device : str
     random_folder : str or Path
         Where random:SIZE is built, unless its run has it.
+    base_precision : str or None
+        Of the base of a LoRA run; None: as in training.
 
     Returns
     -------
@@ -150,25 +255,57 @@ def load(source, device, random_folder):
     Raises
     ------
     FileNotFoundError, ValueError, OSError
-        The source of the weights is not there, or does not fit.
+        The source of the weights is not there, is damaged, or does not fit.
     """
-    identity = {"whisper_hub": source.path, "adaptation": "full"}
-    if source.kind == "checkpoint":
-        saved = Path(source.path) / "whisper.ckpt"
-        identity = json.loads(saved.read_text(encoding="utf-8"))
-        if source.run is not None and (source.run / "random_whisper").is_dir():
-            random_folder = source.run / "random_whisper"
-    whisper = model.Whisper(
-        identity["whisper_hub"],
-        identity["adaptation"],
-        gradient_checkpointing=False,
-        compile_layers=False,
-        random_folder=random_folder,
-        seed=identity.get("seed", SEED),
-    )
-    if source.kind == "checkpoint":
-        whisper.load(saved, end_of_epoch=True)
+    if lacking := problem(source, device, base_precision):
+        raise ValueError(lacking)
+    told = identity(source)
+    if source.kind != "hub":
+        base(source)  # without it, Transformers tells of the hub
+    if source.run is not None and (source.run / RANDOM_FOLDER).is_dir():
+        random_folder = source.run / RANDOM_FOLDER
+    is_lora = source.kind == "checkpoint" and told["adaptation"] == "lora"
+    with told_if_damaged(source):
+        whisper = model.Whisper(
+            told["whisper_hub"],
+            told["adaptation"],
+            gradient_checkpointing=False,
+            compile_layers=False,
+            random_folder=random_folder,
+            seed=told.get("seed", SEED),
+            base_precision=base_precision or told.get("base_precision", "fp32"),
+            lora=_lora(told) if is_lora else None,
+            device=device,
+        )
+        if source.kind == "checkpoint":
+            whisper.load(Path(source.path) / "whisper.ckpt", end_of_epoch=True)
+        elif source.kind == "adapter":
+            adapter_folder.merge(whisper.model, source.path)
     return whisper.to(device).eval()
+
+
+@contextlib.contextmanager
+def told_if_damaged(source):
+    """Tells as a ValueError what libraries say of weights that do not load."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, SafetensorError) as error:
+        raise ValueError(
+            f"model '{source.path}' cannot be loaded, is it whole? {error}"
+        ) from error
+
+
+def _json(path):
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def _lora(told):
+    return lora.Lora(*(told[f"lora_{name}"] for name in lora.Lora._fields))
 
 
 def _require_on_hub(name):
