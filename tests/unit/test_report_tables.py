@@ -23,7 +23,8 @@ def result(model="base", test_set="test", analysis=ANALYSIS, **scores):
 
 def pair(low, high, model_b="tuned"):
     names = {"test_set": "test", "model_a": "base", "model_b": model_b}
-    return {**names, "CER": {"difference": -1.0, "low": low, "high": high}}
+    found = {"difference": -1.0, "low": low, "high": high}
+    return {**names, "CER": found, "WER": {**found, "difference": -2.0}}
 
 
 def read(path, results):
@@ -97,12 +98,12 @@ def test_a_table_to_paste():
     found = {"results": results, "paired": [pair(-1.5, -0.5)]}
     assert tables.markdown(found).splitlines() == [
         "| Test set | Model | CER | CER_no_space | WER | sWER | "
-        "CER difference | Failed |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "CER difference | WER difference | Failed |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
         "| test | base | 10.00 [9.50, 10.50] | 8.13 | 30.50 [29.00, 32.00] | "
-        "20.00 |  | 1 |",
+        "20.00 |  |  | 1 |",
         "| test | tuned | 10.00 | 8.13 | 30.50 | 20.00 | "
-        "-1.00 [-1.50, -0.50] from base | 0 |",
+        "-1.00 [-1.50, -0.50] from base | -2.00 [-1.50, -0.50] from base | 0 |",
         "",
         "In percent, with 95 % intervals in brackets. Text policy: korean-1.",
     ]
@@ -113,7 +114,7 @@ def test_where_no_clip_failed_no_column_tells_it(n_failed):
     head, rules, row, *_ = tables.markdown(
         {"results": [result(n_failed=n_failed)]}
     ).splitlines()
-    assert head.endswith("| CER difference |")
+    assert head.endswith("| CER difference | WER difference |")
     assert head.count("|") == rules.count("|") == row.count("|")
 
 
@@ -126,7 +127,7 @@ def test_a_set_of_few_clips_has_no_intervals():
         {"results": results, "paired": [few]}
     ).splitlines()
     assert "| 10.00 |" in base and "| 30.50 |" in base
-    assert tuned.endswith("| -1.00 (too few clips) from base | 1 |")
+    assert tuned.endswith("| -2.00 (too few clips) from base | 1 |")
 
 
 @pytest.mark.parametrize(

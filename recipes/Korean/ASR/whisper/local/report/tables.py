@@ -14,6 +14,7 @@ LIMITS = ("low", "high")  # of a rate's interval
 FIRST = [*NAMES, "text_policy"]
 RESULTS = ("repetition", "hallucination", "numbers", "CER_merged", "WER_merged")
 SHOWN = ("CER", "CER_no_space", "WER", "sWER")
+COMPARED = ("CER", "WER")  # whose differences are told
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes
 MARKUP = re.compile(r"([\\|*`<\[\]])")  # what Markdown reads in a name
 N_CLIPS = 5  # of fewer, resampling tells no interval
@@ -93,11 +94,12 @@ def markdown(evaluation):
     Returns
     -------
     str
-        Percents with their 95 % intervals, and the difference of CER from
-        the model that it was compared with; the failed clips, where any
-        clip failed; the text policy stands below.
+        Percents with their 95 % intervals, and the differences from the
+        model that it was compared with; the failed clips, where any clip
+        failed; the text policy stands below.
     """
-    head = ["Test set", "Model", *SHOWN, "CER difference"]
+    head = ["Test set", "Model", *SHOWN]
+    head += [f"{rate} difference" for rate in COMPARED]
     rules = ["---", "---", *["---:"] * (len(head) - 2)]
     results = by_set(evaluation.get("results", []))
     rows = [_cells(r, evaluation.get("paired", [])) for r in results]
@@ -161,17 +163,21 @@ def _cells(result, paired):
         _number(scores.get(name)) + _limits(intervals.get(name))
         for name in SHOWN
     ]
-    compared = [
-        _difference(pair)
+    pairs = [
+        pair
         for pair in paired
         if pair["test_set"] == test_set and pair["model_b"] == model
     ]
-    return [_name(test_set), _name(model), *rates, "; ".join(compared)]
+    compared = [
+        "; ".join(_difference(pair, rate) for pair in pairs)
+        for rate in COMPARED
+    ]
+    return [_name(test_set), _name(model), *rates, *compared]
 
 
-def _difference(pair):
-    """How far CER moved, told whether the interval holds 0."""
-    found = pair.get("CER")
+def _difference(pair, rate):
+    """How far a rate moved, told whether the interval holds 0."""
+    found = pair.get(rate)
     if not found:
         return ""
     moved = f"{found['difference']:+.2f}"
