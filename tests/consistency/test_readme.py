@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from local import settings
+from local import settings, sources
 
 import speechbrain as sb
 
@@ -45,6 +45,9 @@ def test_command(command, tmp_path, monkeypatch):
         (tmp_path / "save/CKPT+0").mkdir(parents=True)
         (tmp_path / "save/CKPT+0/CKPT.yaml").touch()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    large = sources.load_config("random:large-v3")  # the hub is not asked
+    monkeypatch.setattr(sources, "load_config", lambda _: large)
     monkeypatch.chdir(RECIPE)
     hparams_file, run_opts, overrides = sb.parse_arguments(arguments)
     settings.check(hparams_file, overrides, run_opts)

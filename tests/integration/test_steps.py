@@ -71,6 +71,7 @@ def make_brain(tmp_path, corpus, hub):
             valid_interval_steps=0,
             early_stopping=hparams["early_stopping"],
             monitor=hparams["monitor"],
+            of_memory={},
             modules={"whisper": whisper},
             opt_class=hparams["opt_class"],
             hparams=hparams,

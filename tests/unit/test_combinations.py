@@ -210,7 +210,9 @@ DECODER = {"lora_part": "decoder"}
             {"optimizer_name": "adamw_8bit"},
             {},
             "mps",
-            ["optimizer_name='adamw_8bit': not on device='mps'; choose cpu or cuda"],
+            [
+                "optimizer_name='adamw_8bit': not on device='mps'; choose cpu or cuda"
+            ],
         ),
     ],
 )

@@ -9,7 +9,7 @@ LORA = lora.Lora(32, 64, 0.05, ["q_proj", "v_proj"], "both")
 RUN = {
     "whisper_hub": "random:tiny",
     "adaptation": "full",
-    "lora": LORA,
+    "lora": LORA._asdict(),
     "base_precision": "fp32",
     "optimizer_name": "adamw",
     "precision": "bf16",
@@ -83,7 +83,7 @@ def test_nothing_fits_or_everything(n_bytes, n_clips):
 
 
 def test_the_lines():
-    assert {*memory_table.SETTINGS, "lora", "device"} == RUN.keys()
+    assert {*memory_table.SETTINGS, "device"} == RUN.keys()
     lines = memory_table.told(**RUN).splitlines()
     plan = memory.plan(CONFIG, mode(), memory.Batch(62, 40960, 19))
     assert lines[:3] == [
@@ -135,6 +135,6 @@ def test_this_machine_is_told_too(monkeypatch):
 
 
 def test_a_pattern_that_names_nothing():
-    wrong = LORA._replace(target_modules=["q"])
+    wrong = LORA._replace(target_modules=["q"])._asdict()
     with pytest.raises(ValueError, match="lora_target_modules"):
         memory_table.told(**{**RUN, "adaptation": "lora", "lora": wrong})

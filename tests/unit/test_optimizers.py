@@ -246,7 +246,9 @@ def test_both_learn_the_same():
     assert 0 < apart < 0.1
 
 
-NOT_ON = "optimizer_name='adamw_8bit': not on device='{}'; choose cpu or cuda, or "
+NOT_ON = (
+    "optimizer_name='adamw_8bit': not on device='{}'; choose cpu or cuda, or "
+)
 NOT_ON += "optimizer_name=adamw"
 PROBLEMS = [  # optimizer, device, what is said
     ("adamw", "mps", None),
@@ -268,7 +270,9 @@ def test_what_cannot_run_is_told(optimizer, device, said):
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="optimizer_name='sgd': choose adamw, "):
+    with pytest.raises(
+        ValueError, match="optimizer_name='sgd': choose adamw, "
+    ):
         build(parameters(), "sgd")
 
 
@@ -276,8 +280,12 @@ def test_bitsandbytes_may_be_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     assert optimizers.problem("adamw", "cpu") is None
     said = optimizers.problem("adamw_8bit", "cpu")
-    assert said.startswith("optimizer_name='adamw_8bit': bitsandbytes cannot be ")
-    assert said.endswith("pip install bitsandbytes, or choose optimizer_name=adamw")
+    assert said.startswith(
+        "optimizer_name='adamw_8bit': bitsandbytes cannot be "
+    )
+    assert said.endswith(
+        "pip install bitsandbytes, or choose optimizer_name=adamw"
+    )
     assert build(parameters(), "adamw")
     with pytest.raises(ValueError, match="pip install bitsandbytes"):
         build(parameters(), "adamw_8bit")

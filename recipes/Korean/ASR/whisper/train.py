@@ -23,11 +23,11 @@ from local import (
     files,
     frozen,
     loop,
-    lora,
     loss,
     memory_table,
     metrics,
     model,
+    out_of_memory,
     packing,
     prepare,
     ranks,
@@ -363,8 +363,7 @@ def main():
         device = settings.device(run_opts)
         if values["plan_memory"]:
             asked = {name: values[name] for name in memory_table.SETTINGS}
-            asked |= {"lora": lora.Lora(**values["lora"]), "device": device}
-            return print(memory_table.told(**asked))
+            return print(memory_table.told(**asked, device=device))
         sb.utils.distributed.ddp_init_group(run_opts)
         with open(hparams_file, encoding="utf-8") as file:
             hparams = load_hyperpyyaml(file, overrides)
@@ -411,6 +410,7 @@ def main():
         valid_interval_steps=hparams["valid_interval_steps"],
         early_stopping=hparams["early_stopping"],
         monitor=hparams["monitor"],
+        of_memory={k: hparams[k] for k in out_of_memory.SETTINGS},
         modules={"whisper": whisper},
         opt_class=hparams["opt_class"],
         hparams=hparams,

@@ -47,14 +47,23 @@ class Loop(sb.Brain):
     early_stopping : local.early_stopping.EarlyStopping
     monitor : local.monitor.Monitor
         Both in the checkpointer's recoverables.
+    of_memory : dict
+        Names of ``out_of_memory.SETTINGS`` to their values.
     **options
         Of ``speechbrain.Brain``.
     """
 
     def __init__(
-        self, seed, valid_interval_steps, early_stopping, monitor, **options
+        self,
+        seed,
+        valid_interval_steps,
+        early_stopping,
+        monitor,
+        of_memory,
+        **options,
     ):
         super().__init__(**options)
+        self.of_memory = of_memory
         self.seed, self.valid_interval_steps = seed, valid_interval_steps
         self.early_stopping, self.monitor = early_stopping, monitor
         self.interrupts = interrupts.Interrupts(self.ckpt_interval_minutes)
@@ -214,9 +223,8 @@ class Loop(sb.Brain):
     def explained(self, batch):
         """Out of memory: names the batch, and what to lower."""
         n_samples = self.train_sampler.contexts[self.step - 1]
-        present = {k: vars(self.hparams)[k] for k in out_of_memory.SETTINGS}
         return out_of_memory.explained(
-            batch, n_samples / audio.SAMPLE_RATE, present, self.device
+            batch, n_samples / audio.SAMPLE_RATE, self.of_memory, self.device
         )
 
     def between_steps(self):

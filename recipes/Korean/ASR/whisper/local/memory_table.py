@@ -8,6 +8,7 @@ import math
 
 from local import batching, dataio, memory, sources
 from local.audio import SAMPLE_RATE
+from local.lora import Lora
 from local.memory import readable
 from local.model import MAX_TOKENS
 
@@ -21,9 +22,10 @@ RESERVE_BYTES = 1e9
 RESERVE_SHARE = 0.08
 MOST_CLIPS = 2**16
 CHECKPOINTING = "gradient_checkpointing"
-SETTINGS = (  # of a run, by their names; beside lora and device
+SETTINGS = (  # of a run, by their names; beside device
     "whisper_hub",
     "adaptation",
+    "lora",
     "base_precision",
     "optimizer_name",
     "precision",
@@ -53,8 +55,8 @@ def told(
     Arguments
     ---------
     whisper_hub, adaptation, base_precision, optimizer_name, precision : str
-    lora : local.lora.Lora
-        Not used but in adaptation "lora".
+    lora : dict
+        Fields of ``local.lora.Lora``, for adaptation "lora".
     gradient_checkpointing : bool
     batch_size : int
         Clips of a micro-batch, at most.
@@ -80,7 +82,7 @@ def told(
     mode = memory.mode_of(
         config,
         adaptation,
-        lora,
+        Lora(**lora),
         precision=precision,
         base_precision=base_precision,
         gradient_checkpointing=gradient_checkpointing,
