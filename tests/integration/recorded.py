@@ -102,7 +102,7 @@ def start(*arguments, stop_after_step=None):
             mock.patch.object(sys, "argv", ["train.py", *map(str, arguments)]),
             mock.patch.object(sys, "excepthook", sys.excepthook),
             mock.patch.object(train, "ASR", make),
-            mock.patch.object(train.model, "load_tokenizer", load_tokenizer),
+            mock.patch.object(train.sources, "load_tokenizer", load_tokenizer),
             # The list of installed packages takes a second.
             mock.patch.object(logger, "get_environment_description", str),
             contextlib.suppress(Stopped),

@@ -153,3 +153,10 @@ def test_gradients_of_a_wrapped_module_lie_where_they_are_sent():
         assert module[0].bias.grad is None
     finally:
         dist.destroy_process_group()
+
+
+def test_a_value_that_ranks_do_not_share_is_told(monkeypatch):
+    ranks.require_same("seed", 3)
+    monkeypatch.setattr(ranks, "gather", lambda value: [value, 4])
+    with pytest.raises(ValueError, match="seed must be.*rank 0 3, rank 1 4"):
+        ranks.require_same("seed", 3)

@@ -106,6 +106,8 @@ class Loop(sb.Brain):
         # Without the stock hook's second copy of the gradients.
         if self.distributed_launch:
             for name, module in self.modules.items():
+                base = module.identity.get("base_sha256")
+                ranks.require_same("the SHA-256 of whisper_hub", base)
                 self.modules[name] = ranks.wrap(module, self.device)
 
     def on_fit_start(self):

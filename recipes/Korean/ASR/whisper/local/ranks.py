@@ -72,6 +72,20 @@ def from_first(tensors):
             dist.broadcast(tensor, src=0)
 
 
+def require_same(name, value):
+    """Stops every rank where a value is not the same on all; collective.
+
+    Raises
+    ------
+    ValueError
+        Tells what each rank has.
+    """
+    found = gather(value)
+    if any(one != found[0] for one in found):
+        told = ", ".join(f"rank {n} {one}" for n, one in enumerate(found))
+        raise ValueError(f"{name} must be the same everywhere: {told}")
+
+
 def seed(*numbers):
     """Seeds every generator of this process.
 
@@ -95,7 +109,8 @@ def wrap(module, device):
     """A module whose gradients are averaged over the ranks.
 
     Gradients live in the buckets that are sent, and no search for unused
-    parameters delays a step: all that require a gradient get one.
+    parameters delays a step: all that require a gradient get one. What is
+    frozen is not sent: it must be equal already.
 
     Arguments
     ---------
@@ -103,6 +118,10 @@ def wrap(module, device):
     device : str
         Of its parameters.
     """
+    frozen = [k for k, p in module.named_parameters() if not p.requires_grad]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+        module, frozen
+    )
     return DistributedDataParallel(
         module,
         device_ids=[device] if device.startswith("cuda") else None,
