@@ -10,6 +10,7 @@ failed in /opt/ml/output/failure; the exit code of what was run.
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,7 +33,10 @@ RENDEZVOUS_S = 7200  # hosts may need more or less for the same corpus
 SHOWN = 1024  # characters of the failure that SageMaker shows
 KEPT = 65536  # bytes of what was printed last
 ENDED = 128 + signal.SIGTERM
-AGENT = "torch/distributed/elastic"  # torchrun's own lines, after the error
+# Of torchrun, after a process's own error: which one, and how it ended; its
+# traceback follows. Before it, a line for each process that it then stops.
+FAILED = re.compile(r"E\d{4} .*torch/distributed/elastic.*failed \(exitcode")
+STOPS = re.compile(r"W\d{4} .*torch/distributed/elastic.*Sending process")
 
 
 class Commands:
@@ -154,6 +158,8 @@ def train(job, root, commands):
             if code:
                 return "the preparation of the corpus", code
             manifests = root / "checkpoints/manifests"
+            given = "--manifest_folder="  # nothing, where it is
+            arguments = [a for a in arguments if not a.startswith(given)]
             arguments += layout.argument("manifest_folder", str(manifests))
     head = launcher(job)
     code = commands.run([*head, "train.py", *arguments], len(head) > 1)
@@ -196,10 +202,10 @@ def failure(reason, tail):
     """The reason, and as many of the last lines as SageMaker will show."""
     text = tail.decode("utf-8", errors="replace").replace("\r\n", "\n")
     lines = [line.rpartition("\r")[2].rstrip() for line in text.split("\n")]
-    agents = [n for n, line in enumerate(lines) if AGENT in line]
-    lines = lines[: agents[0]] if agents and agents[0] else lines
+    ends = [n for n, line in enumerate(lines, 1) if FAILED.search(line)]
+    lines = [line for line in lines[: ends[0] if ends else None] if line]
     room = SHOWN - len(reason) - 1
-    last = "\n".join(line for line in lines if line).strip()
+    last = "\n".join(line for line in lines if not STOPS.search(line)).strip()
     return f"{reason}\n{last[-room:] if room > 0 else ''}".strip()
 
 

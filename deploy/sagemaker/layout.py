@@ -42,6 +42,7 @@ FLAGS = (  # SpeechBrain's run options that take no value
     "profile_training",
 )
 FLAG_VALUES = {"true": True, "false": False}
+NOTHING = ("", "~", "null")  # for a folder, in YAML
 SDK = ("sagemaker_", "_tuning_")  # begin names of its own hyperparameters
 # What YAML, or SpeechBrain's reading of a command line, takes for a sign.
 SIGNS = re.compile(r"[=\n]|:(\s|$)|\s#|^(--|[&*!|>%@`#])")
@@ -101,10 +102,11 @@ def read(root):
     channels = _object(config / "inputdataconfig.json")
     machines = _object(config / "resourceconfig.json")
     problems = []
+    hosts, rank = _hosts(machines, config, problems)
     settings = _settings(given, problems)
     hparams_file = _hparams_file(settings.pop("hparams_file", DEFAULT_FILE))
     problems += [] if hparams_file else [_no_such_file(given)]
-    folders = _folders(channels, root / "input/data", problems)
+    folders = _folders(channels, root / "input/data", len(hosts), problems)
     if "data_folder" not in {*folders, *settings} and not problems:
         problems.append(
             f"no channel 'training'; there are {', '.join(channels) or 'none'},"
@@ -113,7 +115,6 @@ def read(root):
     folders["output_folder"] = "SageMaker's layout", root / "checkpoints"
     folders["save_folder"] = "output_folder", None
     settings = _joined(settings, folders, problems)
-    hosts, rank = _hosts(machines, config, problems)
     gpus = n_gpus()
     if len(hosts) > 1 and not gpus:
         on_cpus = {"distributed_backend": "gloo", "device": "cpu"}
@@ -122,7 +123,8 @@ def read(root):
     if problems:
         raise ValueError("\n".join(problems))
     network = machines.get("network_interface_name") or ""
-    has_manifests = bool(settings.get("manifest_folder"))
+    manifests = settings.get("manifest_folder", "").strip().lower()
+    has_manifests = manifests not in NOTHING
     return Job(
         hparams_file, arguments, has_manifests, hosts, rank, network, gpus
     )
@@ -180,20 +182,27 @@ def _no_such_file(given):
     return f"hparams_file={given['hparams_file']}: choose {', '.join(found)}"
 
 
-def _folders(channels, data, problems):
+def _folders(channels, data, n_hosts, problems):
     """Setting to (who gives it, folder)."""
     folders = {}
     for channel, options in channels.items():
         folder, setting = data / channel, CHANNELS.get(channel)
-        mode = isinstance(options, dict) and options.get("TrainingInputMode")
+        options = options if isinstance(options, dict) else {}
+        shares = options.get("S3DistributionType") == "ShardedByS3Key"
         wrong = ""
         if setting is None:
             wrong = f"unknown; choose {', '.join(CHANNELS)}"
         elif setting in folders:
             by = folders[setting][0]
             wrong = f"{by} gives {setting} already; choose one of the two"
-        elif mode == "Pipe":
+        elif options.get("TrainingInputMode") == "Pipe":
             wrong = "TrainingInputMode=Pipe: choose File or FastFile"
+        elif shares and n_hosts > 1:
+            wrong = (
+                f"S3DistributionType=ShardedByS3Key gives each of {n_hosts} "
+                "hosts a part; each host needs all of it; choose "
+                "FullyReplicated"
+            )
         elif not any(path.is_file() for path in folder.rglob("*")):
             wrong = f"{folder} holds no file"
         if wrong:

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from conftest import SEED, noise
-from local import frozen, lora, loss, memory, quantized
+from local import frozen, lora, loss, memory, optimizers, quantized
 from torch.profiler import ProfilerActivity, profile
 from transformers import WhisperModel
 
@@ -68,8 +68,10 @@ def mode_of(whisper, checkpointing, precision, **changed):
     return memory.mode_of(whisper.config, adaptation, whisper.lora, **settings)
 
 
-def planned(whisper, checkpointing, precision, n_clips, seconds, n_tokens):
-    mode = mode_of(whisper, checkpointing, precision)
+def planned(
+    whisper, checkpointing, precision, n_clips, seconds, n_tokens, **others
+):
+    mode = mode_of(whisper, checkpointing, precision)._replace(**others)
     batch = memory.Batch(n_clips, round(seconds * 16000), n_tokens)
     return memory.plan(whisper.config, mode, batch)
 
@@ -247,6 +249,18 @@ def test_the_peak_of_a_step(made, tmp_path, run):
     assert plan["optimizer"] == pytest.approx(moments, rel=5e-3)
     assert plan["gradients"] == sum(p.nbytes for p in trained)
     assert plan["total"] == pytest.approx(weights + moments + most, rel=0.07)
+
+
+def test_the_peak_of_an_8_bit_step_on_a_cpu(made, tmp_path):
+    whisper, shape = made("full", False), ("bf16", 1, 1.92, 20)
+    optimizer = optimizers.build(whisper.parameters(), "adamw_8bit", 1e-5, 0.0)
+    step(whisper, optimizer, *shape)
+    most = peak_bytes(
+        lambda: step(whisper, optimizer, *shape), tmp_path / "trace"
+    )
+    plan = planned(whisper, False, *shape, optimizer="adamw_8bit")
+    known = plan["weights"] + plan["optimizer"]
+    assert plan["total"] == pytest.approx(known + most, rel=0.07)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -1,6 +1,7 @@
 """Settings that cannot be had together, or not on this machine."""
 
 import re
+import sys
 
 import pytest
 import torch
@@ -250,6 +251,25 @@ def test_a_gpu_that_cannot_multiply_int8(monkeypatch, capability, choices):
 )
 def test_libraries_that_are_not_installed(monkeypatch, settings, messages):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     lines = combinations.problems({**LORA, **settings}, {}, "cpu")
     assert len(lines) == len(messages)
     assert all(map(str.startswith, lines, messages))
+
+
+def test_adapters_that_no_run_would_have(check):
+    (line,) = check("--lora_rank=64", "--lora_part=decoder")
+    assert line == (
+        "lora_part, lora_rank: adaptation='full' has no adapters; choose "
+        "adaptation=lora, or leave them out"
+    )
+
+
+def test_an_encoder_without_adapters_is_frozen_whatever_names_them(check):
+    adapters = (
+        "--adaptation=lora",
+        "--lora_target_modules=[encoder_attn.q_proj]",
+    )
+    assert check(*adapters, "--encoder_cache_folder=cache") == []
+    (line,) = check(*adapters, "--encoder_context=true_length")
+    assert line.startswith("encoder_context='true_length': a frozen encoder")

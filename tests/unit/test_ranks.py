@@ -145,6 +145,7 @@ def test_gradients_of_a_wrapped_module_lie_where_they_are_sent():
         assert wrapped.gradient_as_bucket_view
         assert not wrapped.find_unused_parameters
         assert not wrapped.broadcast_buffers
+        assert wrapped.parameters_to_ignore == {"0.bias"}
         wrapped(inputs).exp().sum().backward()
         for weight, gradient in zip(weights, wanted):
             torch.testing.assert_close(weight.grad, gradient)

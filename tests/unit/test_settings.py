@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from local.settings import RULES
 import speechbrain as sb
 
 LARGE = HPARAMS / "train_large_v3.yaml"
+INT8 = "--base_precision=int8"
 
 
 @pytest.fixture
@@ -66,7 +68,8 @@ def test_the_files_are_right_as_they_are(check, hparams):
     ],
 )
 def test_right_values(check, argument):
-    assert check(argument) == []
+    adapted = ["--adaptation=lora"] if "--lora_" in argument else []
+    assert check(argument, *adapted) == []
 
 
 WRONG = {
@@ -481,3 +484,51 @@ def test_test_only_without_a_checkpoint(check, tmp_path):
     assert line.startswith("test_only: no checkpoint in save_folder=")
     checkpoint(tmp_path, whisper_hub="random:quickstart", adaptation="full")
     assert check("--test_only", f"--output_folder={tmp_path}") == []
+
+
+def rows(**changed):
+    row = {"wrd": "가", "duration": 1.0}
+    return {"a": row, "b": {**row, **changed}}
+
+
+def split(**changed):
+    row = {"wrd": "가", "duration": 1.0}
+    return SimpleNamespace(data={"a": row, "b": {**row, **changed}})
+
+
+def test_ranks_must_hold_the_same_clips(tmp_path, monkeypatch):
+    splits = {"train": split(), "valid": None, "test": split()}
+    settings.require_same_data(tmp_path, tmp_path, splits)
+    monkeypatch.setattr(settings.ranks, "gather", lambda own: [own, "other"])
+    with pytest.raises(ValueError, match="clips of train must be the same"):
+        settings.require_same_data(tmp_path, tmp_path, splits)
+
+
+def test_a_run_goes_on_with_the_clips_of_its_checkpoint(tmp_path):
+    folders = tmp_path, tmp_path
+    (tmp_path / "CKPT+1").mkdir()
+    settings.require_same_data(*folders, {"train": split()})
+    (tmp_path / "CKPT+1/CKPT.yaml").touch()
+    settings.require_same_data(*folders, {"train": split(duration=2)})
+    with pytest.raises(ValueError, match="other training clips, labels"):
+        settings.require_same_data(*folders, {"train": split(wrd="나")})
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:9"])
+def test_a_gpu_that_is_not_there(check, monkeypatch, device):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    problems = check(f"--device={device}", "--adaptation=lora", INT8)
+    assert problems == [
+        f"device='{device}': PyTorch finds 0 GPU(s) here; choose cpu, or "
+        "cuda:N below that"
+    ]
+
+
+@pytest.mark.parametrize(
+    "asked", ["--device=cuda", "--precision=fp16", "--test_only"]
+)
+def test_a_plan_may_be_for_another_machine(check, tmp_path, asked):
+    checkpoint(tmp_path, adaptation="full")
+    run = f"--output_folder={tmp_path}", "--adaptation=lora", INT8, asked
+    assert check(*run)
+    assert check(*run, "--plan_memory=True", data_folder="") == []

@@ -40,7 +40,7 @@ from local import (
 )
 
 import speechbrain as sb
-from speechbrain.utils.distributed import if_main_process, run_on_main
+from speechbrain.utils.distributed import if_main_process, main_process_only
 
 # Scales a summed loss to the size of a mean, so that fp16 gradients fit; the
 # true number of tokens is divided out before the step.
@@ -88,9 +88,8 @@ class ASR(loop.Loop):
             return logits, None
         # Ranks hold different numbers of clips: no collective call in here.
         if self.context == "true_length":
-            longest_s = float(max(batch.duration))
-            n_samples = batching.context_samples(longest_s, self.context_s)
-            heard["n_samples"] = n_samples
+            longest = float(max(batch.duration)), self.context_s
+            heard["n_samples"] = batching.context_samples(*longest)
         states, logits = self.whisper(tokens_bos, n_targets, **heard)
         return logits, self.decode(states, stage)
 
@@ -363,7 +362,8 @@ def main():
         device = settings.device(run_opts)
         if values["plan_memory"]:
             asked = {name: values[name] for name in memory_table.SETTINGS}
-            return print(memory_table.told(**asked, device=device))
+            table = memory_table.told(**asked, device=device)
+            return main_process_only(print)(table)
         sb.utils.distributed.ddp_init_group(run_opts)
         with open(hparams_file, encoding="utf-8") as file:
             hparams = load_hyperpyyaml(file, overrides)
@@ -397,10 +397,10 @@ def main():
         train, valid, tests = dataio_prepare(
             hparams, tokenizer, label_fits, folder, kept, run_opts["test_only"]
         )
+        splits = {"train": train, "valid": valid, **tests}
+        settings.require_same_data(out, hparams["save_folder"], splits)
         if train is not None:
             weights = batching.weights(train.data.values(), hparams["corpora"])
-            args = out, hparams["save_folder"], train.data
-            run_on_main(settings.require_same_data, args=args)
     phases.done("corpus")
 
     whisper = hparams["whisper"](device=device)

@@ -14,6 +14,7 @@ WAVEFORMS_CHANGE = {  # from epoch to epoch, unless so
     "noise_folder": "",
     "reverb_folder": "",
 }
+FREEZING = {"adaptation", "lora_part", "lora_target_modules"}
 NEED_WAVEFORMS = {
     **WAVEFORMS_CHANGE,
     "packing": "none",
@@ -50,11 +51,12 @@ def _of_adaptation(plain, given):
     adaptation = plain.get("adaptation", "")
     is_lora = adaptation == "lora"
     is_frozen = adaptation == "frozen_encoder"
-    is_frozen |= is_lora and plain.get("lora_part") == "decoder"
+    names, wrong = _targets(plain) if is_lora else ([], "")
+    is_frozen |= bool(names) and not any(
+        n.startswith("encoder.") for n in names
+    )
     context = plain.get("encoder_context", "full")
-    asked = "encoder_context" in given or not {"adaptation", "lora_part"} & {
-        *given
-    }
+    asked = "encoder_context" in given or not FREEZING & {*given}
     if is_frozen and asked and context != "full":
         yield (
             f"encoder_context={context!r}: a frozen encoder knows its full "
@@ -67,24 +69,33 @@ def _of_adaptation(plain, given):
             "change; leave it empty, or choose adaptation=frozen_encoder, or "
             "adaptation=lora with lora_part=decoder"
         )
-    if is_lora and (lacking := lora.problem()):
-        yield f"adaptation='lora': {lacking}"
-    elif is_lora:
-        yield from _of_targets(plain)
+    if wrong:
+        yield wrong
+    idle = sorted(name for name in {*given} & {*plain} if name[:5] == "lora_")
+    if adaptation and not is_lora and idle:
+        yield (
+            f"{', '.join(idle)}: adaptation={adaptation!r} has no adapters; "
+            "choose adaptation=lora, or leave them out"
+        )
 
 
-def _of_targets(plain):
+def _targets(plain):
+    """Names of the layers with adapters; what is wrong with them, or ""."""
     fields = [f"lora_{name}" for name in lora.Lora._fields]
+    if lacking := lora.problem():
+        return [], f"adaptation='lora': {lacking}"
     if not {"whisper_hub", *fields} <= plain.keys():
-        return
+        return [], ""  # told elsewhere
+    asked = lora.Lora(*(plain[field] for field in fields))
     try:
-        config = sources.load_config(plain["whisper_hub"])
-        lora.targets(config, lora.Lora(*(plain[field] for field in fields)))
+        return lora.targets(
+            sources.load_config(plain["whisper_hub"]), asked
+        ), ""
     except OSError as error:
         told = str(error).splitlines()[0]
-        yield f"whisper_hub={plain['whisper_hub']!r}: {told}"
+        return [], f"whisper_hub={plain['whisper_hub']!r}: {told}"
     except ValueError as error:
-        yield str(error)
+        return [], str(error)
 
 
 def _of_base(plain, device):

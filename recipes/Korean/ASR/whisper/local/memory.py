@@ -100,6 +100,7 @@ class Weights(NamedTuple):
     n_frozen: int
     n_bytes: int
     optimizer_bytes: int
+    step_bytes: int  # of the optimizer, while it steps
 
 
 def mode_of(config, adaptation, lora, **settings):
@@ -148,13 +149,14 @@ def weights(config, mode):
 
 @functools.lru_cache(maxsize=8)
 def _weights(config, mode, rank):
-    n_trained = n_frozen = n_bytes = moments = 0
+    n_trained = n_frozen = n_bytes = moments = largest = 0
     for name, shape in _shapes(config):
         n = torch.Size(shape).numel()
         n_bytes += _stored(name, shape, mode.base_precision)
         if _is_trained(name, mode):
             n_trained += n
             moments += _moments(n, mode.optimizer)
+            largest = max(largest, n)
         else:
             n_frozen += n
         layer, _, kind = name.rpartition(".")
@@ -164,7 +166,16 @@ def _weights(config, mode, rank):
                 n_trained += n
                 n_bytes += FP32 * n
                 moments += _moments(n, mode.optimizer)
-    return Weights(n_trained, n_frozen, n_bytes, moments)
+                largest = max(largest, n)
+    in_step = _in_step(largest, mode)
+    return Weights(n_trained, n_frozen, n_bytes, moments, in_step)
+
+
+def _in_step(largest, mode):
+    """Bytes: the 8-bit step has no kernel of its own on a CPU."""
+    is_slow = torch.device(mode.device).type == "cpu"
+    is_slow &= mode.optimizer == "adamw_8bit" and largest >= SMALLEST_8BIT
+    return 20 * largest if is_slow else 0
 
 
 def _shapes(config):
@@ -254,6 +265,7 @@ def plan(config, mode, batch):
         kept - decoder.kept + encoder.casts_later + encoder.again,
     ]
     counted = weights(config, mode)
+    peaks.append(counted.step_bytes)  # nothing of the passes is left
     always = {
         "weights": counted.n_bytes,
         "gradients": FP32 * counted.n_trained,
@@ -303,6 +315,8 @@ def device_bytes(device):
     """
     device = torch.device(device)
     if device.type == "cuda":
+        if not torch.cuda.is_available():  # a plan for elsewhere
+            return None
         return torch.cuda.get_device_properties(device).total_memory
     if device.type != "cpu":
         return None

@@ -97,6 +97,7 @@ def told(
         f"trained, {_millions(counted.n_frozen)} frozen",
         f"mode    {_mode(mode)}",
         f"batch   {_batch(batch)}",
+        "        (a clip longer than max_batch_length is a batch by itself)",
         "",
         *_parts(memory.plan(config, mode, batch)),
         "",
@@ -106,10 +107,12 @@ def told(
 
 
 def fullest(config, mode, encoder_context, batch_size, max_batch_length):
-    """The batch that takes most, of those that the settings allow.
+    """The batch that takes most, of those that fill the settings' limits.
 
     Batches of ``batching.Batches`` hold clips of like length: as many as
-    ``batch_size`` of them, or a few that are at the model's full context.
+    ``batch_size`` of them, or a few that are at the model's full context. A
+    clip longer than ``max_batch_length`` is a batch by itself, which only the
+    corpus tells.
 
     Arguments
     ---------

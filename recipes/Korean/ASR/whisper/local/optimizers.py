@@ -8,6 +8,8 @@ import functools
 
 import torch
 
+from local import quantized
+
 OPTIMIZERS = ("adamw", "adamw_8bit")
 DEVICES_8BIT = ("cpu", "cuda")  # others are untried
 
@@ -78,13 +80,9 @@ def problem(optimizer, device):
             f"optimizer_name={optimizer!r}: not on device={str(device)!r}; choose "
             f"{' or '.join(DEVICES_8BIT)}, or optimizer_name=adamw"
         )
-    try:  # not only looked for: a build may not fit the machine
-        import bitsandbytes  # noqa: F401
-    except (ImportError, OSError, RuntimeError) as error:
-        return (
-            f"optimizer_name={optimizer!r}: bitsandbytes cannot be used ({error}); "
-            "pip install bitsandbytes, or choose optimizer_name=adamw"
-        )
+    if lacking := quantized.no_bitsandbytes():
+        told = f"optimizer_name={optimizer!r}: {lacking}"
+        return f"{told}, or choose optimizer_name=adamw"
     return None
 
 

@@ -6,7 +6,6 @@ Out: options of Transformers' loading; layers that follow autocast.
 
 import copy
 import functools
-import importlib.util
 import logging
 
 import torch
@@ -37,19 +36,33 @@ def problem(base_precision, device):
     """
     if base_precision not in QUANTIZED or device is None:
         return None
-    if importlib.util.find_spec("bitsandbytes") is None:
-        return "bitsandbytes is not installed: pip install bitsandbytes"
+    if lacking := no_bitsandbytes():
+        return lacking
     kind = torch.device(device).type
     if kind not in ("cpu", "cuda"):
         return f"not on {kind}; choose bf16 or fp32, or device=cuda or cpu"
+    if kind == "cpu":
+        return None
     least = LEAST_CAPABILITY[base_precision]
-    if kind == "cuda" and torch.cuda.get_device_capability(device) < least:
+    try:
         found = torch.cuda.get_device_capability(device)
-        able = [n for n, c in LEAST_CAPABILITY.items() if found >= c]
-        return (
-            "this GPU has the compute capability {}.{}, it takes {}.{}; "
-            "choose {}"
-        ).format(*found, *least, " or ".join([*able, "bf16", "fp32"]))
+    except (AssertionError, RuntimeError):  # a plan for another machine
+        return None
+    if found >= least:
+        return None
+    able = [n for n, c in LEAST_CAPABILITY.items() if found >= c]
+    return (
+        "this GPU has the compute capability {}.{}, it takes {}.{}; choose {}"
+    ).format(*found, *least, " or ".join([*able, "bf16", "fp32"]))
+
+
+def no_bitsandbytes():
+    """What to say where bitsandbytes cannot be used; None where it can."""
+    try:  # not only looked for: a build may not fit the machine
+        import bitsandbytes  # noqa: F401
+    except (ImportError, OSError, RuntimeError) as error:
+        told = f"bitsandbytes cannot be used ({error})"
+        return f"{told}: pip install bitsandbytes"
     return None
 
 

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 
-from local import channel, combinations, files
+from local import channel, combinations, files, ranks
 from local.corpora.huggingface import HUB_NAME
 from local.rules import RULES
 from speechbrain.utils.distributed import infer_device
@@ -227,11 +227,18 @@ def _contradictions(plain, run_opts):
 
     Settings whose value is wrong by itself are not in ``plain``.
     """
-    problems = _missing_folders(plain)
+    problems = []
     there = device(run_opts)
     if there is None:
         problems.append(
             f"device={run_opts['device']!r}: choose cpu, cuda or cuda:N"
+        )
+    if plain.get("plan_memory"):  # maybe for another machine; reads no run
+        return problems
+    if there and not _is_there(torch.device(there)):
+        problems.append(
+            f"device={there!r}: PyTorch finds {torch.cuda.device_count()} "
+            "GPU(s) here; choose cpu, or cuda:N below that"
         )
     on_cpu = there == "cpu" or not torch.cuda.is_available()
     for name in ("precision", "eval_precision"):
@@ -243,6 +250,7 @@ def _contradictions(plain, run_opts):
             "distributed_backend='nccl': not on CPUs; give "
             "--distributed_backend=gloo --device=cpu"
         )
+    problems += _missing_folders(plain)
     if "save_folder" not in plain:
         return problems
     saved = list(Path(plain["save_folder"]).glob("CKPT+*/CKPT.yaml"))
@@ -255,17 +263,23 @@ def _contradictions(plain, run_opts):
 
 
 def device(run_opts):
-    """Where a run computes, a str; None where there is no such device."""
+    """Where a run computes, a str; None where PyTorch knows no such device."""
     try:
         return str(torch.device(run_opts["device"] or infer_device()))
     except RuntimeError:
         return None
 
 
+def _is_there(device):
+    if device.type != "cuda":
+        return True
+    if device.index is None:
+        return torch.cuda.is_available()
+    return device.index < torch.cuda.device_count()
+
+
 def _missing_folders(plain):
     """Folders that are named and not there."""
-    if plain.get("plan_memory"):  # reads none
-        return []
     named = [(name, plain[name]) for name in FOLDERS if plain.get(name)]
     problems = []
     if not plain.get("manifest_folder") and "data_folder" in plain:
@@ -316,33 +330,51 @@ def _other_checkpoints(plain):
     return []
 
 
-def require_same_data(output_folder, save_folder, rows):
+def require_same_data(output_folder, save_folder, splits):
     """Stops a run that would go on from a checkpoint of other training data.
 
-    The clips are compared by ID and label, so that a corpus may move.
+    Or one whose processes hold other clips, as hosts without a shared disk may:
+    each takes its part of a plan that all must make alike. A collective call.
 
     Arguments
     ---------
     output_folder, save_folder : str
         Of the run.
-    rows : dict
-        ID to row of the training split.
+    splits : dict
+        Name to DynamicItemDataset, or None. Those of "train" are compared with
+        the checkpoint's clips by ID and label, so that a corpus may move.
 
     Raises
     ------
     ValueError
-        The folder has a checkpoint, and it was trained on other clips.
+        The folder has a checkpoint, and it was trained on other clips; or
+        ranks differ.
     """
+    there = {name: one.data for name, one in splits.items() if one is not None}
+    for name, rows in there.items():
+        told = f"SHA-256 of the clips of {name}"
+        ranks.require_same(told, _digest(rows, "wrd", "duration"))
+    if "train" in there:
+        own = _digest(there["train"], "wrd")
+        ranks.on_first(_require_as_before, output_folder, save_folder, own)
+
+
+def _digest(rows, *fields):
     digest = hashlib.sha256()
     for identifier, row in rows.items():
-        digest.update(f"{identifier}\0{row['wrd']}\0".encode())
+        parts = identifier, *(str(row[field]) for field in fields)
+        digest.update("".join(f"{part}\0" for part in parts).encode())
+    return digest.hexdigest()
+
+
+def _require_as_before(output_folder, save_folder, digest):
     path = Path(output_folder) / "train_data.sha256"
     started = any(Path(save_folder).glob("CKPT+*/CKPT.yaml"))
-    if started and path.is_file() and path.read_text() != digest.hexdigest():
+    if started and path.is_file() and path.read_text() != digest:
         raise ValueError(
             f"output_folder={output_folder!r} holds a run on other training "
             "clips, labels or packing; choose another output_folder, or remove "
             "it to begin anew"
         )
     with files.replacing(path) as file:
-        file.write(digest.hexdigest())
+        file.write(digest)

@@ -116,11 +116,13 @@ def tell(
         n_tokens=dataio.N_PREFIX + n_text,
     )
     counted = memory.weights(whisper.config, mode)
+    n_weights = counted.n_trained + counted.n_frozen
+    n_trained = sum(t.numel() for t in whisper.trained_state().values())
     told = describe(
         model="{whisper_hub}, {adaptation}".format(**whisper.identity),
         base_precision=base,
-        n_trained=counted.n_trained,
-        n_frozen=counted.n_frozen,
+        n_trained=n_trained,  # of the model itself, not of its plan
+        n_frozen=n_weights - n_trained,
         train_s=batches.epoch_s,
         valid_s=[row["duration"] for row in valid_rows],
         n_steps=n_steps,
