@@ -252,13 +252,16 @@ def test_a_checkpoint_is_its_run(trained, score, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("base_precision", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("base_precision", ["fp32", "bf16", "int8", "int4"])
 def test_a_run_of_adapters_beside_its_base(
     here, hub, score, tmp_path, base_precision
 ):
     """The scores and texts of its own test, to the byte."""
     run = tmp_path / "run"
-    here(run, adaptation="lora", base_precision=base_precision, lr=0.01)
+    precision = "bf16" if base_precision == "bf16" else "fp32"
+    computed = {"precision": precision, "eval_precision": precision}
+    options = {"base_precision": base_precision, "lr": 0.01, **computed}
+    here(run, adaptation="lora", **options)
     manifest = run / "manifests/test.csv"
     batches = {"batch_size": 32, "probes": 0, "resamples": 20}
     out = tmp_path / "out"

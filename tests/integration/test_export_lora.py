@@ -1,6 +1,7 @@
 """A run of adapters for other programs: merged into its base, or apart."""
 
 import json
+import shutil
 import sys
 
 import export
@@ -10,6 +11,7 @@ import torch
 import transformers
 from local import checkpoints, copies, decode, exporting, lora, model, trained
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 N_MOST = 12  # tokens
 LORA = lora.Lora(4, 8, 0.0, ["q_proj", "v_proj"], "both")
@@ -162,6 +164,32 @@ def test_the_files_are_those_of_the_checkpoint(adapter):
         assert (out / name).read_bytes() == (checkpoint / name).read_bytes()
     told = provenance(out)
     assert told["merged"] is False and told["base_precision"] == "int8"
+
+
+def test_an_adapter_names_its_base_where_it_lies_now(run, hub, tmp_path):
+    path, whisper = run
+    moved = shutil.copytree(path, tmp_path / "moved")
+    config = json.loads((moved / "adapter_config.json").read_text())
+    old = {**config, "base_model_name_or_path": "/no/such"}
+    (moved / "adapter_config.json").write_text(json.dumps(old))
+    (tmp_path / "out").mkdir()
+    source = trained.Source("checkpoint", str(moved), "moved")
+    exporting.write_adapter(whisper, tmp_path / "out", source, {})
+    written = (tmp_path / "out/adapter_config.json").read_text()
+    assert json.loads(written) == {**config, "base_model_name_or_path": hub}
+
+
+def test_another_base_than_the_adapters_is_refused(adapter, hub, tmp_path):
+    base = shutil.copytree(hub, tmp_path / "base")
+    changed = load_file(base / "model.safetensors")
+    changed["model.encoder.conv1.bias"] += 1
+    save_file(changed, base / "model.safetensors", {"format": "pt"})
+    out = shutil.copytree(adapter[0], tmp_path / "adapter")
+    config = json.loads((out / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = str(base)
+    (out / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="beside other weights than those of"):
+        export.export(str(out), tmp_path / "hf", "hf", "float32")
 
 
 @pytest.mark.slow

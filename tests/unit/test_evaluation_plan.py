@@ -187,6 +187,14 @@ def test_the_base_comes_first_and_has_no_say(make, adapter, tmp_path):
     base, mine, _ = plan.sources
     assert base.path == str(tmp_path / "pretrained") and base.kind == "hub"
     assert mine.path == str(adapter) and plan.decoding["beam_size"] == 2
+    assert plan.decoding["precision"] == "bf16"
+
+
+def test_the_base_of_an_exported_copy(make, model_folder):
+    base = model_folder("pretrained")
+    copy = model_folder("copy", whisper_hub=base, adaptation="full")
+    plan = make([copy], base=True)
+    assert [source.path for source in plan.sources] == [base, copy]
 
 
 @pytest.mark.parametrize(

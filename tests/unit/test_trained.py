@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 import torch
-from local import checkpoints, trained
+from local import checkpoints, sources, trained
 from safetensors.torch import save_file
+from transformers import AutoTokenizer, WhisperProcessor
 
 HPARAMS = """\
 best_metric: WER
@@ -98,6 +99,21 @@ def test_a_hugging_face_folder(quickstart, tmp_path):
     trained.load(source, "cpu", tmp_path)
 
 
+def test_a_folder_of_which_the_processor_was_saved(
+    quickstart, tokenizer, tmp_path, monkeypatch
+):
+    """Transformers 5 writes the extractor's settings into another file."""
+    folder = shutil.copytree(quickstart, tmp_path / "saved")
+    (folder / "preprocessor_config.json").unlink()
+    extractor = sources.load_extractor(quickstart)
+    WhisperProcessor(extractor, tokenizer).save_pretrained(folder)
+    monkeypatch.setattr(
+        AutoTokenizer, "from_pretrained", lambda *_, **options: tokenizer
+    )
+    whisper = trained.load(trained.resolve(str(folder)), "cpu", tmp_path)
+    assert whisper.context_s == sources.context_seconds(quickstart)
+
+
 def test_random_weights_are_built_where_asked(tmp_path):
     source = trained.resolve("random:quickstart")
     trained.load(source, "cpu", tmp_path)
@@ -145,9 +161,10 @@ def test_the_run_of_another_recipe(run, content, message):
 
 def test_a_damaged_provenance_is_named(quickstart, tmp_path):
     folder = shutil.copytree(quickstart, tmp_path / "exported")
-    (folder / trained.PROVENANCE).write_text("{")
-    with pytest.raises(ValueError, match="provenance.json is damaged"):
-        trained.run_settings(trained.resolve(str(folder)))
+    for content in ("{", "3"):
+        (folder / trained.PROVENANCE).write_text(content)
+        with pytest.raises(ValueError, match="provenance.json is damaged"):
+            trained.run_settings(trained.resolve(str(folder)))
 
 
 def test_a_misspelt_folder_is_no_hub_name(tmp_path, monkeypatch):

@@ -1,13 +1,13 @@
 """Runs of adapters, and adapters of PEFT's own: loaded beside their base."""
 
-import importlib.util
 import json
 import shutil
+import sys
 
 import pytest
 import torch
 from conftest import LORA, forward
-from local import checkpoints, engines, quantized, trained
+from local import checkpoints, engines, quantized, sources, trained
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, WhisperForConditionalGeneration
@@ -163,12 +163,7 @@ def test_damaged_runs(
 @pytest.mark.parametrize("package", ["bitsandbytes", "peft"])
 def test_what_is_not_installed_is_told(build, saved, monkeypatch, package):
     folder = saved(build("lora", "int8"))
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name: None if name == package else find_spec(name),
-    )
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ValueError, match=f"is LoRA.*pip install {package}"):
         load(folder)
 
@@ -177,9 +172,12 @@ def test_an_adapter_beside_fp32_needs_no_bitsandbytes(
     build, saved, monkeypatch
 ):
     source = trained.resolve(str(saved(build("lora", "int8"))))
-    monkeypatch.setattr(quantized, "problem", lambda base, device: base)
-    assert trained.problem(source, "cpu").endswith("base in int8: int8")
-    monkeypatch.undo()
+    monkeypatch.setattr(
+        quantized,
+        "problem",
+        lambda base, device: "no" if base != "fp32" else None,
+    )
+    assert trained.problem(source, "cpu").endswith("base in int8: no")
     assert trained.problem(source, "cpu", "fp32") is None
 
 
@@ -248,6 +246,15 @@ def test_a_checkpoint_without_its_run_is_an_adapter(build, saved, tmp_path):
             '{"peft_type": "IA3", "base_model_name_or_path": "a"}',
             "'IA3' is not",
         ),
+        (
+            '{"peft_type": "LORA", "base_model_name_or_path": 5}',
+            "here: base_model_name_or_path names no base; merge",
+        ),
+        (
+            '{"peft_type": "LORA", "base_model_name_or_path": "a",'
+            '"trainable_token_indices": [5]}',
+            "here: trainable_token_indices is not read; merge",
+        ),
     ],
 )
 def test_adapters_that_are_not_read(tmp_path, content, message):
@@ -262,6 +269,31 @@ def test_an_adapter_without_weights(adapter):
     (folder / ADAPTER).rename(folder / "adapter_model.bin")
     with pytest.raises(ValueError, match=f"it has no {ADAPTER}; merge it in"):
         trained.resolve(str(folder))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"modules_to_save": ["embed_tokens"]},
+        {"target_modules": ["q_proj", "embed_tokens"]},
+    ],
+)
+def test_an_adapter_of_the_embedding_is_refused(adapter, options):
+    """It is the output matrix too, of which PEFT knows nothing."""
+    folder, _ = adapter(**options)
+    with pytest.raises(ValueError, match="changes decoder.embed_tokens, which"):
+        load(folder)
+
+
+def test_an_adapter_tells_the_weights_of_its_base(adapter, quickstart):
+    folder, _ = adapter()
+    digest = sources.sha256(quickstart)
+    provenance = folder / trained.PROVENANCE
+    provenance.write_text(json.dumps({"base_sha256": digest}))
+    assert load(folder).identity["base_sha256"] == digest
+    provenance.write_text(json.dumps({"base_sha256": "f" * 64}))
+    with pytest.raises(ValueError, match=f"is f{{64}}, not {digest}; give"):
+        load(folder)
 
 
 def lacking(state):

@@ -63,7 +63,8 @@ def parse(arguments=None):
     a_model = "a run's output folder, a CKPT+… folder, a Hugging Face, "
     a_model += "CTranslate2 or PEFT adapter folder, a hub name or random:SIZE"
     add("--model", **several(dest="models"), metavar="[NAME=]M", help=a_model)
-    before = "compare with what the first model was trained from, in fp32"
+    before = "compare with what the first model was trained from, its weights "
+    before += "in fp32, computed as the run is"
     add("--base", action="store_true", help=before)
     add(
         "--manifest",

@@ -44,8 +44,10 @@ def base_name(folder):
         problems.append(f"it has no {ADAPTER_FILE}")
     if kind != KIND:
         problems.append(f"peft_type={kind!r} is not {KIND}")
-    if not base:
+    if not (base and isinstance(base, str)):
         problems.append("base_model_name_or_path names no base")
+    if told.get("trainable_token_indices"):
+        problems.append("trainable_token_indices is not read")
     if problems:
         raise ValueError(
             f"model '{folder}' is a PEFT adapter that cannot be used here: "
@@ -67,18 +69,26 @@ def merge(model, folder):
     ------
     ValueError
         The adapter is another model's: not all of its weights are used, or
-        not all that its configuration asks for are there.
+        not all that its configuration asks for are there. Or it changes the
+        embedding, and leaves the output matrix, which is the same here.
     RuntimeError
         They have another shape.
     """
     from peft import PeftConfig, PeftModel
     from transformers import WhisperForConditionalGeneration
 
+    embedding = model.decoder.embed_tokens
     with torch.device("meta"):
         outer = WhisperForConditionalGeneration(model.config)
     outer.model = model
     outer.proj_out = torch.nn.Identity()  # the embedding is not to be changed
     adapted = PeftModel(outer, PeftConfig.from_pretrained(folder))
+    if model.decoder.embed_tokens is not embedding:
+        raise ValueError(
+            f"model '{folder}': the adapter changes decoder.embed_tokens, which "
+            "is the output matrix too; train one without (target_modules, "
+            "modules_to_save)"
+        )
     found = adapted.load_adapter(folder, lora.ADAPTER)
     if wrong := [*found.missing_keys, *found.unexpected_keys]:
         raise ValueError(

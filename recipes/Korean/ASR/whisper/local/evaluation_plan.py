@@ -167,12 +167,14 @@ def _source(given):
 
 def _base(source):
     """(Source, _Place) of the weights before, as they were published."""
-    if source.kind not in ("checkpoint", "adapter"):
+    before = trained.base(source)
+    if before is None:
         raise ValueError(
             f"--base: model '{source.path}' tells of no base; name it instead "
-            "(--model base=M), or give a run, a CKPT+… or an adapter folder"
+            "(--model base=M), or give a run, a CKPT+…, an adapter folder or "
+            "what export.py made of them"
         )
-    return trained.base(source), _Place("base")
+    return before, _Place("base")
 
 
 def _place(manifest, prefix):

@@ -193,8 +193,13 @@ def write_adapter(whisper, folder, source, provenance):
     ValueError
         What was written is not what was to be written.
     """
-    for name in (ADAPTER_FILE, adapter_folder.CONFIG_FILE):
-        shutil.copy(Path(source.path) / name, folder)
+    shutil.copy(Path(source.path) / ADAPTER_FILE, folder)
+    name = adapter_folder.CONFIG_FILE
+    config = json.loads((Path(source.path) / name).read_text(encoding="utf-8"))
+    # Where it lies now: a run of random weights may have moved.
+    config["base_model_name_or_path"] = whisper.source
+    with files.replacing(folder / name) as file:
+        json.dump(config, file, indent=2, sort_keys=True)  # as PEFT does
     _write(folder, provenance)
     return copies.compare_adapter(whisper, folder)
 

@@ -130,10 +130,7 @@ def run_settings(source):
     if source.run is not None:
         present = _plain(source.run)
         return {ours: present[theirs] for ours, theirs in SETTINGS.items()}
-    path = Path(source.path) / PROVENANCE
-    if not path.is_file():
-        return {}
-    present = _json(path)
+    present = _provenance(source)
     return {name: present[name] for name in SETTINGS if name in present}
 
 
@@ -157,7 +154,8 @@ def identity(source):
     -------
     dict
         ``whisper_hub``, the weights before, and ``adaptation``; of one of our
-        checkpoints all of ``model.Whisper.identity``.
+        checkpoints all of ``model.Whisper.identity``, of one of our exported
+        adapters its ``base_sha256``.
 
     Raises
     ------
@@ -169,28 +167,33 @@ def identity(source):
         return _json(path / "whisper.ckpt")
     if source.kind == "adapter":
         hub = adapter_folder.base_name(path)
-        return {"whisper_hub": hub, "adaptation": "lora"}
+        told = {"whisper_hub": hub, "adaptation": "lora"}
+        digest = _provenance(source).get("base_sha256")
+        return {**told, "base_sha256": digest} if digest else told
     return {"whisper_hub": source.path, "adaptation": "full"}
 
 
 def base(source):
-    """The pretrained model that a run or an adapter began with.
+    """The pretrained model that a run, an adapter or an exported copy is of.
 
     Arguments
     ---------
     source : Source
-        Of the kind "checkpoint" or "adapter".
 
     Returns
     -------
-    Source
+    Source or None
+        None: nothing tells it.
 
     Raises
     ------
     FileNotFoundError
         It is not there.
     """
-    told = identity(source)
+    is_beside = source.kind in ("checkpoint", "adapter")
+    told = identity(source) if is_beside else _provenance(source)
+    if "whisper_hub" not in told:
+        return None
     name = told["whisper_hub"]
     if name.startswith(sources.RANDOM) and source.run is not None:
         size = name[len(sources.RANDOM) :]
@@ -280,6 +283,7 @@ def load(source, device, random_folder, base_precision=None):
         if source.kind == "checkpoint":
             whisper.load(Path(source.path) / "whisper.ckpt", end_of_epoch=True)
         elif source.kind == "adapter":
+            _require_base(source, told, whisper.identity)
             adapter_folder.merge(whisper.model, source.path)
     return whisper.to(device).eval()
 
@@ -299,9 +303,26 @@ def told_if_damaged(source):
 
 def _json(path):
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def _provenance(source):
+    """What export.py has told of a copy; empty where it is none."""
+    path = Path(source.path) / PROVENANCE
+    return _json(path) if path.is_file() else {}
+
+
+def _require_base(source, told, found):
+    """As ``model.Whisper.load`` does for a checkpoint."""
+    theirs = told.get("base_sha256")
+    if theirs and theirs != found["base_sha256"]:
+        raise ValueError(
+            f"model '{source.path}' was trained beside other weights than those "
+            f"of '{told['whisper_hub']}' here: their SHA-256 is {theirs}, not "
+            f"{found['base_sha256']}; give the source it was trained from"
+        )
 
 
 def _lora(told):
@@ -336,8 +357,10 @@ def _require_whole(folder):
     """A folder that lacks something is told before another model has worked."""
     weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*")]
     lacking = [] if weights else ["weights (model.safetensors)"]
-    if not (folder / "preprocessor_config.json").is_file():
-        lacking.append("preprocessor_config.json")
+    # Transformers 5 has the second where a processor was saved.
+    extractors = "preprocessor_config.json", "processor_config.json"
+    if not any((folder / name).is_file() for name in extractors):
+        lacking.append(extractors[0])
     if lacking:
         raise ValueError(
             f"model '{folder}' has a config.json, but no {' and no '.join(lacking)}"
