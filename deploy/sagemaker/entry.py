@@ -153,6 +153,7 @@ def train(job, root, commands):
             for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
                 commands.environment.setdefault(name, job.network)
         if not job.has_manifests:
+            commands.environment["PYTHONPATH"] = str(layout.RECIPE)
             script = str(HERE / "prepare_host.py")
             code = commands.run([sys.executable, script, *arguments])
             if code:

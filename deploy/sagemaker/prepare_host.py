@@ -1,27 +1,16 @@
 """Prepares the corpus of a run on a host that shares no disk with the others.
 
-In: the arguments of train.py.
+In: the arguments of train.py; the recipe on PYTHONPATH.
 Out: <output_folder>/manifests, as train.py itself would write it there.
 """
 
-import os
 import sys
 from functools import partial
 
 from hyperpyyaml import load_hyperpyyaml
+from local import audio, dataio, model, prepare, settings, sources, user_errors
 
 import speechbrain as sb
-
-sys.path.insert(0, os.getcwd())  # the recipe
-from local import (  # noqa: E402
-    audio,
-    dataio,
-    model,
-    prepare,
-    settings,
-    sources,
-    user_errors,
-)
 
 
 def main():

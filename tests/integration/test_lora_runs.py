@@ -205,7 +205,8 @@ def test_what_a_run_cannot_go_on_with(name, whole, here):
 def test_another_optimizer_is_refused(copied, here):
     folder, settings = copied
     settings = {**settings, "optimizer_name": "adamw", "number_of_epochs": 2}
-    with pytest.raises(ValueError, match="it is AdamW8bit, this run has AdamW"):
+    told = "optimizer_name='adamw_8bit', this run has 'adamw'"
+    with pytest.raises(SystemExit, match=told):
         here(folder, **settings)
 
 

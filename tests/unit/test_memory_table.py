@@ -16,6 +16,9 @@ RUN = {
     "gradient_checkpointing": False,
     "batch_size": 64,
     "max_batch_length": 160,
+    "eval_precision": "bf16",
+    "test_batch_size": 32,
+    "max_new_tokens": 444,
     "encoder_context": "true_length",
     "device": "cuda",
 }
@@ -64,22 +67,22 @@ def test_the_decoder_has_so_many_positions():
     assert memory_table._n_tokens(100 * 16000) == 448
 
 
+def bytes_of(batch):
+    return memory_table._step_of(CONFIG, mode(), batch)
+
+
 @pytest.mark.parametrize("gb", [2, 8, 141])
 def test_the_largest_batch_fits_and_one_more_does_not(gb):
     batch = memory.Batch(3, 80000, 33)
-    n_clips = memory_table.largest(CONFIG, mode(), batch, 1e9 * gb)
+    n_clips = memory_table.largest(bytes_of(batch), 1e9 * gb)
     free = 1e9 * gb - max(1e9, 0.08e9 * gb)
-    totals = [
-        memory.plan(CONFIG, mode(), batch._replace(n_clips=n))["total"]
-        for n in (n_clips, n_clips + 1)
-    ]
-    assert totals[0] <= free < totals[1]
+    assert bytes_of(batch)(n_clips) <= free < bytes_of(batch)(n_clips + 1)
 
 
 @pytest.mark.parametrize("n_bytes, n_clips", [(1.1e9, 0), (1e15, 2**16)])
 def test_nothing_fits_or_everything(n_bytes, n_clips):
     batch = memory.Batch(1, 5120, 6)
-    assert memory_table.largest(CONFIG, mode(), batch, n_bytes) == n_clips
+    assert memory_table.largest(bytes_of(batch), n_bytes) == n_clips
 
 
 def test_the_lines():
@@ -99,16 +102,26 @@ def test_the_lines():
         str(gb) for gb in memory_table.GPUS_GB
     ]
     assert not re.search(r"none|this", "\n".join(lines[-8:]))
-    assert max(map(len, lines[3:])) <= 80
+    scored = memory.scoring(CONFIG, mode(), 32, "bf16", 444)
+    assert f"scoring 32 clips{memory.readable(scored):>18}" in lines
+    assert max(map(len, lines[5:])) <= 80
 
 
-def test_a_line_is_a_batch_that_batching_makes():
-    """As many clips as the table says go into that max_batch_length."""
-    last = memory_table.told(**RUN).splitlines()[-1]
-    found = re.findall(r"(\d+) clips, (\d+) s", last)
-    assert len(found) == 2
-    for n_clips, length_s in found:
-        assert int(int(length_s) / 2.56) == int(n_clips)
+def test_what_a_line_says_fits():
+    """Set as told, the fullest batch takes no more than is free."""
+    line = memory_table.told(**RUN).splitlines()[-6]
+    assert line.startswith("16 GB")
+    (n_clips, length_s), _ = re.findall(r"(\d+) clips, (\d+) s", line)
+    limits = int(n_clips), int(length_s)
+    batch = memory_table.fullest(CONFIG, mode(), "true_length", *limits)
+    assert memory.plan(CONFIG, mode(), batch)["total"] <= 15e9
+
+
+def test_scoring_holds_keys_and_values():
+    """Of tiny: 4 layers, 384 wide, a context of 1500 and 444 tokens."""
+    one, two = (memory.scoring(CONFIG, mode(), n, "fp32", 444) for n in (1, 2))
+    cached = 2 * 4 * 4 * 384 * (1500 + 444)
+    assert cached < two - one < cached + 3e6
 
 
 @pytest.mark.parametrize(
@@ -119,8 +132,14 @@ def test_a_line_is_a_batch_that_batching_makes():
             "base_precision=int",
         ),
         ({"adaptation": "lora"}, r"0\.6 M weights trained, 37\.8 M frozen"),
-        ({"whisper_hub": "random:large-v3"}, "8 GB +none fits +none fits"),
-        ({"gradient_checkpointing": True}, r"(?m)^GPU +as set$"),
+        (
+            {"whisper_hub": "random:large-v3"},
+            "8 GB +none fits +none fits +none fits",
+        ),
+        (
+            {"gradient_checkpointing": True},
+            r"(?m)^GPU +a step +test_batch_size$",
+        ),
         ({"adaptation": "frozen_encoder"}, "29.6 M weights trained"),
     ],
 )
@@ -130,8 +149,14 @@ def test_what_is_told(changed, pattern):
 
 def test_this_machine_is_told_too(monkeypatch):
     monkeypatch.setattr(memory, "device_bytes", lambda device: 3e9)
-    told = memory_table.told(**{**RUN, "device": "cpu"})
-    assert re.fullmatch(r"this cpu +\d+ clips, .*", told.splitlines()[-1])
+    told = memory_table.told(**{**RUN, "device": "cuda:1"})
+    assert re.fullmatch(r"this one +\d+ clips, .*", told.splitlines()[-1])
+
+
+def test_a_machine_without_a_gpu_plans_for_one():
+    dropout = {**RUN, "adaptation": "lora"}
+    on_cpu = memory_table.told(**{**dropout, "device": "cpu"})
+    assert on_cpu == memory_table.told(**{**dropout, "device": "cuda"})
 
 
 def test_a_pattern_that_names_nothing():

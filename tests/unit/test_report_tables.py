@@ -203,3 +203,8 @@ def test_the_policy_is_named(results, told):
 
 def test_no_policy_is_told_as_well():
     assert tables.policy({}) == "Text policy: not named."
+
+
+def test_the_base_beside_adapters_is_told():
+    found = {"results": [result()], "settings": {"base of tuned": "int4"}}
+    assert " Base of tuned: int4. Text policy" in tables.markdown(found)

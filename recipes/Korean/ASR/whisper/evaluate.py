@@ -182,7 +182,7 @@ def utterance(record, row):
 
 def evaluate(plan, options):
     """Decodes and scores; on the main process, what the report takes."""
-    results, probed, records, computed_in = [], [], {}, {}
+    results, probed, records, computed_in, bases = [], [], {}, {}, {}
     for source in plan.sources:
         with told():
             engine = engines.load(
@@ -193,6 +193,7 @@ def evaluate(plan, options):
                 batch_size=options.batch_size,
             )
         computed_in[source.name] = engine.precision
+        bases[source.name] = engine.base
         for name, rows in plan.sets.items():
             with engine.hearing("en" if name == plan.english else "ko"):
                 found, loss, seconds = decode(
@@ -209,7 +210,7 @@ def evaluate(plan, options):
             probed += probes.run(engine, options.probes)
         del engine  # two need not fit into one memory
     return {
-        "settings": settings(plan, options, computed_in),
+        "settings": settings(plan, options, computed_in, bases),
         "results": results,
         "paired": list(compared(plan, records, options.resamples)),
         "probes": probed,
@@ -236,7 +237,7 @@ def compared(plan, records, n_resamples):
             }
 
 
-def settings(plan, options, computed_in):
+def settings(plan, options, computed_in, bases):
     """What the scores hang on, for the report."""
     gpu = plan.device.startswith("cuda")
     return {
@@ -246,6 +247,7 @@ def settings(plan, options, computed_in):
             for name, precision in computed_in.items()
             if precision != plan.decoding["precision"]
         },
+        **{f"base of {name}": base for name, base in bases.items() if base},
         "batch_size": options.batch_size,
         "text_policy": text.POLICY,
         "resamples": options.resamples,

@@ -98,7 +98,7 @@ def main():
     with user_errors.told("export.py"):
         difference = export(**vars(arguments))
     print(
-        f"{arguments.out}  loaded again: differs from the model by "
+        f"{arguments.out}  loaded again: differs from what was written by "
         f"{difference:.1g} of the largest value at most"
     )
 

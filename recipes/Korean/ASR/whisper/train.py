@@ -379,12 +379,12 @@ def main():
     )
     if run_opts["test_only"] and checkpointer.best() is None:
         sys.exit(f"train.py: no checkpoint tells its {hparams['best_metric']}")
-    tokenizer = sources.load_tokenizer(hparams["whisper_hub"])
-    label_fits = partial(
-        dataio.label_fits, tokenizer=tokenizer, max_tokens=model.MAX_TOKENS
-    )
-    phases.done("settings")
     with user_errors.told("train.py"):
+        tokenizer = sources.load_tokenizer(hparams["whisper_hub"])
+        label_fits = partial(
+            dataio.label_fits, tokenizer=tokenizer, max_tokens=model.MAX_TOKENS
+        )
+        phases.done("settings")
         folder = prepare.for_run(
             hparams["manifest_folder"],
             out,

@@ -89,7 +89,7 @@ def of_halves(config, mode, batch):
     """
     n_frames = -(-batch.context_samples // SAMPLES_PER_FRAME)
     if mode.freeze_encoder:
-        encoder = Half(passing=_passing(config, mode, batch.n_clips))
+        encoder = Half(passing=passing(config, mode, batch.n_clips))
         n_frames += TRIM_FRAMES
     n_frames = min(n_frames, config.max_source_positions)
     if not mode.freeze_encoder:
@@ -277,7 +277,7 @@ def _matrices(config, mode):
     return largest * copies.get(mode.base_precision, 0)
 
 
-def _passing(config, mode, n_clips):
+def passing(config, mode, n_clips):
     """Bytes that a layer without a graph has at once: most at GELU.
 
     The layer's input, the residual, a layer norm's output; before and after.

@@ -130,9 +130,11 @@ class Engine(abc.ABC):
         What it computes in.
     has_loss : bool
         Whether it tells the likelihood of labels.
+    base : str
+        Precision of the base beside its adapters; "" where it has none.
     """
 
-    has_loss = False
+    has_loss, base = False, ""
 
     def __init__(self, name, context_s, tokenizer, precision, batch_size):
         self.name, self.context_s = name, context_s
@@ -242,6 +244,8 @@ class WhisperEngine(Engine):
         if precision == "fp32":
             whisper.float()  # a base in bf16, of which nothing is lost
         self.whisper, self.device = whisper, device
+        if whisper.lora:
+            self.base = whisper.identity["base_precision"]
         self.autocast = TorchAutocast(
             device_type=torch.device(device).type,
             dtype=AMPConfig.from_name(precision).dtype,

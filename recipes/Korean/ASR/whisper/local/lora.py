@@ -89,7 +89,7 @@ def targets(config, lora):
                 f"lora_target_modules={given!r}: {pattern!r} names no layer "
                 f"in lora_part={lora.part!r}; give a list of some of "
                 f"{_choices(linear)}, a regular expression for names such as "
-                f"{OUTER}{min(linear)}, or {ALL_LINEAR}"
+                f"{OUTER}{min(linear)} as a whole, or {ALL_LINEAR}"
             )
         found.update(named)
     return [name for name in within if name in found]

@@ -282,6 +282,40 @@ def plan(config, mode, batch):
     }
 
 
+def scoring(config, mode, n_clips, precision, max_new_tokens):
+    """Bytes that validation or test takes at most, greedily, by its batch.
+
+    Beside the weights and the optimizer's moments these are the keys and
+    values of the decoder: of the whole context, and of texts as long as may
+    be, which a model that loops does write.
+
+    Arguments
+    ---------
+    config : transformers.WhisperConfig
+    mode : Mode
+    n_clips : int
+    precision : str
+        "fp32", "bf16" or "fp16".
+    max_new_tokens : int
+
+    Returns
+    -------
+    int
+    """
+    low, counted = BYTES[precision], weights(config, mode)
+    n_tokens = min(max_new_tokens, config.max_target_positions)
+    n_positions = config.max_source_positions + n_tokens
+    cached = 2 * low * config.decoder_layers * config.d_model * n_positions
+    states = FP32 * config.max_source_positions * config.d_model
+    mode = mode._replace(precision=precision)
+    passing = activations.passing(config, mode, 1)
+    scores = 2 * FP32 * config.vocab_size  # of one step
+    a_clip = max(passing, states + cached + scores)
+    # Autocast keeps what it casts of weights that are trained.
+    casts = low * counted.n_trained if low < FP32 and not mode.lora else 0
+    return counted.n_bytes + counted.optimizer_bytes + casts + n_clips * a_clip
+
+
 def _loss_chunks(config, low, n_targets):
     """Bytes of the loss beside the logits, which their gradient replaces.
 

@@ -33,6 +33,9 @@ SETTINGS = (  # of a run, by their names; beside device
     "batch_size",
     "max_batch_length",
     "encoder_context",
+    "eval_precision",
+    "test_batch_size",
+    "max_new_tokens",
 )
 
 
@@ -48,9 +51,12 @@ def told(
     batch_size,
     max_batch_length,
     encoder_context,
+    eval_precision,
+    test_batch_size,
+    max_new_tokens,
     device,
 ):
-    """The parts of a step at the fullest batch; the largest batch by GPU.
+    """The parts of a step at the fullest batch; the largest batches by GPU.
 
     Arguments
     ---------
@@ -64,8 +70,11 @@ def told(
         Seconds of a micro-batch, at most; 0: no limit.
     encoder_context : str
         One of ``local.model.CONTEXTS``; a frozen encoder trims to the clip.
+    eval_precision : str
+    test_batch_size, max_new_tokens : int
+        Of scoring.
     device : str
-        Of this machine; the parts are told for it.
+        Of this machine. Where it is a CPU, all is told for a GPU.
 
     Returns
     -------
@@ -87,21 +96,30 @@ def told(
         base_precision=base_precision,
         gradient_checkpointing=gradient_checkpointing,
         optimizer=optimizer_name,
-        device=device,
+        device="cuda" if device == "cpu" else device,
     )
     limits = batch_size, max_batch_length
     batch = fullest(config, mode, encoder_context, *limits)
     counted = memory.weights(config, mode)
+
+    def scoring(n_clips):
+        rest = n_clips, eval_precision, max_new_tokens
+        return memory.scoring(config, mode, *rest)
+
     lines = [
         f"model   {whisper_hub}: {_millions(counted.n_trained)} weights "
         f"trained, {_millions(counted.n_frozen)} frozen",
         f"mode    {_mode(mode)}",
         f"batch   {_batch(batch)}",
-        "        (a clip longer than max_batch_length is a batch by itself)",
+        "        which fills batch_size and max_batch_length, in clips of like",
+        "        length; a longer clip of the corpus is a batch by itself",
         "",
+        "a step on a GPU",
         *_parts(memory.plan(config, mode, batch)),
+        f"{f'scoring {test_batch_size} clips':<24}"
+        f"{readable(scoring(test_batch_size)):>10}",
         "",
-        *_gpus(config, mode, batch),
+        *_gpus(config, mode, batch, scoring),
     ]
     return "\n".join(lines)
 
@@ -148,14 +166,13 @@ def fullest(config, mode, encoder_context, batch_size, max_batch_length):
     return max(batches, key=lambda b: memory.plan(config, mode, b)["total"])
 
 
-def largest(config, mode, batch, n_bytes):
-    """Clips, each as long as those of a batch, that a device can take.
+def largest(n_bytes_of, n_bytes):
+    """Clips at once that a device can take.
 
     Arguments
     ---------
-    config : transformers.WhisperConfig
-    mode : local.memory.Mode
-    batch : local.memory.Batch
+    n_bytes_of : callable
+        Number of clips to the bytes that they take.
     n_bytes : float
         Of the device, of which a reserve is left.
 
@@ -165,17 +182,12 @@ def largest(config, mode, batch, n_bytes):
         0 where a single one does not fit; ``MOST_CLIPS`` at most.
     """
     free = n_bytes - max(RESERVE_BYTES, RESERVE_SHARE * n_bytes)
-
-    def fits(n_clips):
-        some = batch._replace(n_clips=n_clips)
-        return memory.plan(config, mode, some)["total"] <= free
-
     fitting, too_many = 0, 1
-    while too_many <= MOST_CLIPS and fits(too_many):
+    while too_many <= MOST_CLIPS and n_bytes_of(too_many) <= free:
         fitting, too_many = too_many, 2 * too_many
     while too_many - fitting > 1 and fitting < MOST_CLIPS:
         middle = (fitting + too_many) // 2
-        if fits(middle):
+        if n_bytes_of(middle) <= free:
             fitting = middle
         else:
             too_many = middle
@@ -217,39 +229,47 @@ def _parts(n_bytes):
             yield f"{part:<24}{readable(n):>10}"
 
 
-def _gpus(config, mode, batch):
-    """The largest batch by GPU, as the run is and with checkpointing."""
-    modes = {"as set": mode}
+def _gpus(config, mode, batch, scoring):
+    """The largest batches by GPU, as the run is and with checkpointing."""
+    modes = {"a step": mode}
     if not mode.gradient_checkpointing:
         with_it = mode._replace(gradient_checkpointing=True)
-        modes[f"{CHECKPOINTING}=True"] = with_it
+        modes["a step, checkpointing"] = with_it
+    seconds = batch.context_samples / SAMPLE_RATE
+    yield f"The most clips of {seconds:.2f} s, as in the batch above: set batch_size"
+    yield "to their number and max_batch_length to their seconds."
     yield (
-        "The largest batch of such clips: their number for batch_size, at "
-        "least, and"
+        f"{readable(RESERVE_BYTES)} or {RESERVE_SHARE:.0%} of a GPU is assumed "
+        "to be CUDA's own."
     )
-    yield (
-        f"max_batch_length. {readable(RESERVE_BYTES)} or {RESERVE_SHARE:.0%} "
-        "of a GPU is assumed to be CUDA's own."
-    )
-    yield "GPU         " + "".join(f"{name:<24}" for name in modes).rstrip()
-    rows = [(f"{gb} GB", 1e9 * gb, "cuda") for gb in GPUS_GB]
+    names = [*modes, "test_batch_size"]
+    yield "GPU         " + "".join(f"{name:<26}" for name in names).rstrip()
+    rows = [(f"{gb} GB", 1e9 * gb) for gb in GPUS_GB]
     if n_bytes := memory.device_bytes(mode.device):
-        rows.append((f"this {mode.device}", n_bytes, mode.device))
-    for name, n_bytes, device in rows:
+        rows.append(("this one", n_bytes))
+    for name, n_bytes in rows:
         found = [
-            _largest(config, m._replace(device=device), batch, n_bytes)
-            for m in modes.values()
+            _most(_step_of(config, one, batch), n_bytes, seconds)
+            for one in modes.values()
         ]
-        yield f"{name:<12}" + "".join(f"{told:<24}" for told in found).rstrip()
+        found.append(str(largest(scoring, n_bytes) or "none fits"))
+        yield f"{name:<12}" + "".join(f"{told:<26}" for told in found).rstrip()
 
 
-def _largest(config, mode, batch, n_bytes):
-    n_clips = largest(config, mode, batch, n_bytes)
+def _step_of(config, mode, batch):
+    def n_bytes(n_clips):
+        some = batch._replace(n_clips=n_clips)
+        return memory.plan(config, mode, some)["total"]
+
+    return n_bytes
+
+
+def _most(n_bytes_of, n_bytes, seconds):
+    n_clips = largest(n_bytes_of, n_bytes)
     if not n_clips:
         return "none fits"
-    seconds = n_clips * batch.context_samples / SAMPLE_RATE
     clips = f"{n_clips} clip{'s' if n_clips > 1 else ''}"
-    return f"{clips}, {math.ceil(seconds)} s"
+    return f"{clips}, {max(1, math.floor(n_clips * seconds))} s"
 
 
 def _millions(n):

@@ -311,6 +311,7 @@ def _other_checkpoints(plain):
     for path in sorted(Path(plain["save_folder"]).glob("CKPT+*/whisper.ckpt")):
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
+            saved |= _optimizer(path.with_name("optimizer.ckpt"))
         except ValueError:  # a damaged one is passed over
             continue
         different = [
@@ -328,6 +329,15 @@ def _other_checkpoints(plain):
                 "output_folder or remove this one"
             ]
     return []
+
+
+def _optimizer(path):
+    """The name of a checkpoint's optimizer, where it has one."""
+    if not path.is_file():
+        return {}
+    told = json.loads(path.read_text(encoding="utf-8")).get("optimizer")
+    names = {"AdamW": "adamw", "AdamW8bit": "adamw_8bit"}
+    return {"optimizer_name": names[told]} if told in names else {}
 
 
 def require_same_data(output_folder, save_folder, splits):

@@ -51,6 +51,7 @@ def load_tokenizer(whisper_hub):
     else:
         from transformers import WhisperTokenizer
 
+        load_config(whisper_hub)  # an unreachable hub is told once
         tokenizer = WhisperTokenizer.from_pretrained(whisper_hub)
         if len(tokenizer) <= len(tokenizer.all_special_tokens):
             # What Transformers makes of a source without any file.

@@ -109,6 +109,9 @@ def markdown(evaluation):
         rows = [[*row, f"{n}"] for row, n in zip(rows, n_failed)]
     lines = [f"| {' | '.join(row)} |" for row in [head, rules, *rows]]
     note = "In percent, with 95 % intervals in brackets."
+    for name, value in (evaluation.get("settings") or {}).items():
+        if name.startswith("base of "):
+            note += f" {_name(name.capitalize())}: {value}."
     return "\n".join([*lines, "", f"{note} {policy(evaluation)}"]) + "\n"
 
 
