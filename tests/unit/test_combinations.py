@@ -163,7 +163,7 @@ DECODER = {"lora_part": "decoder"}
             {"whisper_hub": "results/none"},
             {},
             "cpu",
-            ["whisper_hub='results/none': "],
+            ["whisper_hub='results/none' cannot be reached"],
         ),
         ({"base_precision": "int8"}, {}, "cpu", []),
         ({"base_precision": "int4"}, {}, None, []),

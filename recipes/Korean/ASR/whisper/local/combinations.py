@@ -88,13 +88,9 @@ def _targets(plain):
         return [], ""  # told elsewhere
     asked = lora.Lora(*(plain[field] for field in fields))
     try:
-        return lora.targets(
-            sources.load_config(plain["whisper_hub"]), asked
-        ), ""
-    except OSError as error:
-        told = str(error).splitlines()[0]
-        return [], f"whisper_hub={plain['whisper_hub']!r}: {told}"
-    except ValueError as error:
+        config = sources.load_config(plain["whisper_hub"])
+        return lora.targets(config, asked), ""
+    except (OSError, ValueError) as error:
         return [], str(error)
 
 

@@ -81,7 +81,13 @@ def load_extractor(whisper_hub):
 
 
 def load_config(whisper_hub):
-    """The architecture of a source, a ``transformers.WhisperConfig``."""
+    """The architecture of a source, a ``transformers.WhisperConfig``.
+
+    Raises
+    ------
+    FileNotFoundError
+        The source is not there, or cannot be reached.
+    """
     if whisper_hub.startswith(RANDOM):
         size = random_model.size_named(whisper_hub[len(RANDOM) :])
         return random_model.build_config(
@@ -89,7 +95,14 @@ def load_config(whisper_hub):
         )
     from transformers import WhisperConfig
 
-    return WhisperConfig.from_pretrained(whisper_hub)
+    try:
+        return WhisperConfig.from_pretrained(whisper_hub)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"whisper_hub='{whisper_hub}' cannot be reached, or has no "
+            "config.json; give a hub name, a Hugging Face folder or random:SIZE "
+            f"({str(error).splitlines()[0]})"
+        ) from error
 
 
 def context_seconds(whisper_hub):
