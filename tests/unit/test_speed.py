@@ -34,7 +34,7 @@ def test_few_clips_have_the_mean_of_many(n_clips):
 @pytest.mark.parametrize("n_tokens", [20, 200])
 def test_operations_are_those_that_torch_counts(size, n_tokens):
     size = random_model.size_named(size)
-    config = random_model._config(size, random_model.build_tokenizer(size))
+    config = random_model.build_config(size, random_model.build_tokenizer(size))
     config._attn_implementation = "eager"  # the counter knows no fused one
     with torch.device("meta"):
         model = WhisperForConditionalGeneration(config)
