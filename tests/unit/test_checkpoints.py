@@ -200,6 +200,32 @@ def test_the_newest_and_the_best_are_kept(tmp_path, keep_last, metrics, left):
         make(tmp_path, keep_last=0)
 
 
+COLLAPSED = [  # keep_last, CER and collapsed of each save, what is left
+    (1, [(9.0, False), (5.0, True), (8.0, True)], [1, 3], 1),
+    (1, [(5.0, True), (9.0, False), (7.0, True)], [2, 3], 2),
+    (1, [(5.0, True), (9.0, False)], [2], 2),
+    (1, [(9.0, None), (5.0, True), (8.0, True)], [1, 3], 1),
+    (1, [(9.0, True), (5.0, True), (8.0, True)], [2, 3], 2),
+    (2, [(9.0, False), (1.0, True), (8.0, True), (7.0, True)], [1, 3, 4], 1),
+    (1, [(9.0, False), (5.0, "true"), (8.0, False)], [2, 3], 2),
+]
+
+
+@pytest.mark.parametrize(("keep_last", "saves", "left", "best"), COLLAPSED)
+def test_a_collapsed_one_is_best_only_where_all_are(
+    tmp_path, keep_last, saves, left, best
+):
+    """None: of a version that did not tell; it counts as sound."""
+    checkpointer = make(tmp_path, keep_last=keep_last)
+    for value, (cer, collapsed) in enumerate(saves, start=1):
+        told = {} if collapsed is None else {"collapsed": collapsed}
+        save(checkpointer, value, CER=cer, **told)
+    assert steps(checkpointer.list_checkpoints()) == left
+    chosen = make(tmp_path).best().meta
+    assert chosen["steps"] == best
+    assert chosen.get("collapsed") == saves[best - 1][1]
+
+
 def test_what_was_kept_before_counts(tmp_path):
     """A start finds its own; the metric may be another one then."""
     first = make(tmp_path, keep_last=3)

@@ -1,14 +1,16 @@
 """What ranks without a shared disk find, load and are told."""
 
+import json
 import multiprocessing
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from local import checkpoints, loop, ranks
+from local import checkpoints, collapse, early_stopping, loop, metrics, ranks
 
 from speechbrain.utils.checkpoints import (
     mark_as_loader,
@@ -63,19 +65,28 @@ def process(rank, file, folders, queue):
     os.environ["RANK"] = str(rank)  # that is where SpeechBrain looks
     store = dist.FileStore(file, 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    queue.put((rank, [told(brain(folder[rank])) for folder in folders]))
+    choices = [told(brain(folder[rank])) for folder in folders]
+    queue.put((rank, [*choices, judged(rank)]))
     dist.barrier()
     dist.destroy_process_group()
 
 
-CASES = ("none", "shared", "apart", "lost", "damaged")
+def judged(rank):
+    """The first rank's clip loops, the other's does not."""
+    text = ("네 네 네 네", "네")[rank]
+    record = metrics.Record(str(rank), "네", text, 1.0)
+    records = metrics.merged(ranks.gather({record.id: record}))
+    return collapse.Guard(49.0, 3).judged(records, 60.0)
+
+
+CASES = ("none", "shared", "apart", "lost", "damaged", "judged")
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """Case to what the two ranks were told."""
     root = tmp_path_factory.mktemp("ranks")
-    folders = [(root / case / "0", root / case / "1") for case in CASES]
+    folders = [(root / case / "0", root / case / "1") for case in CASES[:-1]]
     folders[1] = folders[1][:1] * 2
     for first, _ in folders[1:3]:
         brain(first, 1.5).checkpointer.save({"CER": 3.0}, True)
@@ -122,6 +133,67 @@ def test_what_the_first_rank_cannot_load_ends_all(found):
     reason = "ValueError: could not convert string to float: '?.?'"
     told = f"RuntimeError: the first process failed: {reason}"
     assert [weight for _, weight in found["damaged"]] == [reason, told]
+
+
+def test_all_ranks_judge_a_validation_alike(found):
+    first, second = found["judged"]
+    assert first == second
+    assert first["loops"] == 50 and first["collapsed"] is True
+
+
+LOOPS, SOUND = "가 가 가 가 가", "가 나 다 라"
+JUDGED = [  # patience, (hypothesis, CER) of validations; n_worse, the end
+    (2, [(SOUND, 9), (LOOPS, 5), (SOUND, 9)], [0, 1, 2], None),
+    (2, [(SOUND, 9), (LOOPS, 5), (SOUND, 8)], [0, 1, 0], None),
+    (2, [(LOOPS, 5), (SOUND, 90), (LOOPS, 4)], [0, 0, 1], None),
+    (9, [(LOOPS, 9), (LOOPS, 8), (LOOPS, 8)], [0, 0, 1], None),
+    (2, [(SOUND, 9), (LOOPS, 5), (LOOPS, 5)], [0, 1, 2], "stops"),
+    (0, [(LOOPS, 9), (LOOPS, 8), (LOOPS, 7)], [0, 0, 0], None),
+]
+
+
+@pytest.mark.parametrize("patience, validations, n_worse, end", JUDGED)
+def test_a_collapsed_validation_is_no_better_one(
+    patience, validations, n_worse, end
+):
+    stopping = early_stopping.EarlyStopping("CER", 0, 0.0)
+    one = mock.Mock(early_stopping=stopping, since_sound=[])
+    guard = collapse.Guard(10.0, patience)
+    found, saved, told = [], [], None
+    for n, (text, cer) in enumerate(validations, start=1):
+        one.optimizer_step = n
+        records = [metrics.Record("a", SOUND, text, 1.0)]
+        try:
+            scores = {"CER": cer, "WER": 50.0}
+            loop.Loop.validated(one, scores, {}, guard, records)
+        except ValueError as error:
+            told = str(error)
+        found.append(stopping.n_worse)
+        saved.append(one.save.call_args.kwargs["collapsed"])
+    assert found == n_worse
+    assert saved == [text == LOOPS for text, _ in validations]
+    assert (told is None) == (end is None)
+    if end:
+        assert "2 validation(s) in a row" in told
+        assert "step 2: WER 50.0 %" in told and "step 3: WER" in told
+
+
+def test_what_has_collapsed_before_a_kill_counts(tmp_path):
+    before = mock.Mock(**dict.fromkeys(loop.POSITION, 3))
+    before.since_sound = [{"step": 3, "WER": 101.5, "loops": 0.1 + 0.2}]
+    loop.Loop._save(before, tmp_path / "brain.ckpt")
+    now = SimpleNamespace(since_sound=[])
+    loop.Loop._recover(now, tmp_path / "brain.ckpt", False)
+    assert now.since_sound == before.since_sound
+
+
+def test_a_checkpoint_from_before_the_guard_is_taken_for_sound(tmp_path):
+    path = tmp_path / "brain.ckpt"
+    position = dict.fromkeys(set(loop.POSITION) - {"since_sound"}, 3)
+    path.write_text(json.dumps(position), encoding="utf-8")
+    now = SimpleNamespace(since_sound=[])
+    loop.Loop._recover(now, path, False)
+    assert now.since_sound == [] and now.saved_step == 3
 
 
 def test_a_process_alone_has_one_choice(tmp_path):

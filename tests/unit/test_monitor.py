@@ -29,8 +29,9 @@ def make(tmp_path, monkeypatch):
     return begun
 
 
-def figures(nats, tokens=10.0, failed=0.0, norm=1.0):
-    return torch.tensor([nats, tokens, failed, norm], dtype=torch.float64)
+def figures(nats, tokens=10.0, failed=0.0, norm=1.0, scale=()):
+    row = [nats, tokens, failed, norm, *scale]
+    return torch.tensor(row, dtype=torch.float64)
 
 
 def lines(folder):
@@ -87,8 +88,9 @@ def test_too_many_in_a_row_stop_the_run_and_say_what_to_do(make):
     one.step(3, 1, 0.1, figures(1.0), 4)
     for step in (4, 5):
         one.step(step, 1, 0.1, bad, 4)
-    with pytest.raises(ValueError, match="of 3 steps in.*step 6.*lower lr"):
+    with pytest.raises(ValueError, match="of 3 steps in.*step 6.*lr") as told:
         one.step(6, 1, 0.1, bad, 4)
+    assert "fp16" not in str(told.value)
 
 
 def test_too_many_in_a_row_are_not_forgiven_for_a_good_one(make):
@@ -101,13 +103,69 @@ def test_too_many_in_a_row_are_not_forgiven_for_a_good_one(make):
 
 def test_what_was_skipped_before_a_kill_counts(make, tmp_path):
     one = make(every=20, patience=3)
-    for step in range(1, 5):
+    for step in (1, 2):
         one.step(step, 1, 0.1, figures(NAN, norm=NAN), 4)
-    one.step(5, 1, 0.1, figures(1.0), 4)
     one.save(tmp_path / "monitor.ckpt")
-    rest = make(every=20, patience=3, step=5, state=tmp_path / "monitor.ckpt")
-    with pytest.raises(ValueError, match="of 4 steps in a row"):
-        rest.validated(6, 1, 0.1, {"CER": 1.0}, {})
+    rest = make(every=20, patience=3, step=2, state=tmp_path / "monitor.ckpt")
+    rest.step(3, 1, 0.1, figures(NAN, norm=NAN), 4)
+    with pytest.raises(ValueError, match="of 3 steps in a row"):
+        rest.validated(3, 1, 0.1, {"CER": 1.0}, {})
+
+
+def test_no_checkpoint_is_of_a_run_that_must_stop(make, tmp_path):
+    """It would stop at once, whatever was changed."""
+    one = make(every=20, patience=3)
+    for step in (1, 2, 3):
+        one.step(step, 1, 0.1, figures(NAN, norm=NAN), 4)
+    one.step(4, 1, 0.1, figures(1.0), 4)
+    with pytest.raises(ValueError, match="of 3 steps in.*before step 4"):
+        one.save(tmp_path / "monitor.ckpt")
+    assert not (tmp_path / "monitor.ckpt").exists()
+
+
+def test_the_loss_scale_of_the_last_step_is_told_where_there_is_one(
+    make, tmp_path
+):
+    one = make()
+    for step, scale in enumerate((65536.0, 32768.0), 1):
+        one.step(step, 1, 0.1, figures(1.0, scale=[scale]), 4)
+    log = (tmp_path / "train_log.txt").read_text(encoding="utf-8")
+    assert "train loss_scale: 3.28e+04" in log
+    one = make(step=2)  # in another precision
+    one.step(4, 1, 0.1, figures(1.0), 4)
+    one.step(6, 1, 0.1, figures(1.0, scale=[1.0]), 4)
+    told = [line.get("loss_scale") for line in lines(tmp_path)]
+    assert told == [None, 1.0]
+
+
+# Loss scales of steps, skipped where they are negative; when the run stops.
+SCALES = [
+    ([-(2.0**n) for n in range(16, 0, -1)], None),
+    ([-(2.0**n) for n in range(16, -9, -1)], 19),
+    ([-4.0, -2.0, -1.0, -0.5, 0.25, -0.25, -0.125], None),
+    ([-4.0, 2.0, -2.0, 1.0, -1.0, -0.5, -0.25], 7),
+    ([math.nan, math.nan, math.nan], 3),  # NaN: without one
+    ([math.nan, math.nan, -2.0, -1.0], 4),  # once bf16, then fp16
+]
+
+
+@pytest.mark.parametrize("scales, last", SCALES)
+def test_a_step_counts_once_the_loss_scale_is_no_excuse(make, scales, last):
+    one = make(every=1, patience=3)
+    stopped = None
+    for step, scale in enumerate(scales, 1):
+        norm = 1.0 if scale > 0 else NAN
+        own = [] if math.isnan(scale) else [abs(scale)]
+        try:
+            one.step(step, 1, 0.1, figures(1.0, norm=norm, scale=own), 4)
+        except ValueError as error:
+            stopped = step
+            assert ("bf16 or fp32 instead of fp16" in str(error)) == bool(own)
+            assert not own or f"scales down to {own[0]:g}" in str(error)
+            break
+    assert stopped == last
+    n_skipped = sum(not scale > 0 for scale in scales[:stopped])
+    assert one.counts["skipped"] == n_skipped
 
 
 def test_lines_are_the_same_however_often_a_run_was_killed(make, tmp_path):

@@ -200,6 +200,8 @@ WRONG = {
     "valid_max_utterances": [("0.5", "a whole number of at least 0")],
     "early_stopping_patience": [("-1", "a whole number of at least 0")],
     "early_stopping_min_delta": [("-1", "a number of at least 0")],
+    "collapse_share": [("101", "at most 100"), ("-1", "of at least 0")],
+    "collapse_patience": [("-1", "a whole number of at least 0")],
     "score_before_training": [("2", "choose True, False")],
     "test_batch_size": [("0", "a whole number of at least 1")],
     "test_beam_size": [("0", "a whole number of at least 1")],

@@ -136,17 +136,17 @@ class ASR(loop.Loop):
         self.rate = schedule.set(self.optimizer, n, self.n_steps)
         self.scaler.unscale_(self.optimizer)
         groups = self.optimizer.param_groups
-        parameters = [
-            p for g in groups for p in g["params"] if p.grad is not None
-        ]
+        trained = [p for g in groups for p in g["params"] if p.grad is not None]
         # DDP has averaged over ranks: tokens a rank is the right divisor.
         totals = ranks.total(self.totals)  # nats, tokens, failed clips
-        tokens = totals[1].float() / ranks.here()[1]
-        torch._foreach_mul_(
-            [p.grad for p in parameters], TOKENS_NOMINAL / tokens.clamp(min=1)
-        )
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
-        if not self.scaler.is_enabled():
+        tokens = (totals[1].float() / ranks.here()[1]).clamp(min=1)
+        torch._foreach_mul_([p.grad for p in trained], TOKENS_NOMINAL / tokens)
+        norm = torch.nn.utils.clip_grad_norm_(trained, self.max_grad_norm)
+        figures = [totals, norm[None]]
+        if self.scaler.is_enabled():
+            # Of this step. The host would wait in get_scale().
+            figures.append(self.scaler.scale(torch.ones_like(norm[None])))
+        else:
             # Read by the fused kernel: a step that is not finite is no step.
             self.optimizer.found_inf = (~norm.isfinite()).float()
             self.optimizer.grad_scale = None
@@ -154,7 +154,7 @@ class ASR(loop.Loop):
         self.scaler.update()
         # Under DDP gradients live in its buckets.
         self.optimizer.zero_grad(set_to_none=not self.distributed_launch)
-        figures = torch.cat([totals, norm[None]])
+        figures = torch.cat(figures)
         self.monitor.step(n, self.epoch, self.rate, figures, self.n_clips)
         self.totals = torch.zeros_like(self.totals)
         self.n_clips = 0
@@ -239,8 +239,8 @@ class ASR(loop.Loop):
         scores = metrics.score(records, nats / max(tokens, 1))
         if stage == sb.Stage.VALID:
             scores = {k: scores[k] for k in ("loss", *metrics.METRICS)}
-            metric = self.hparams.best_metric
-            self.validated(scores, self.train_sampler.shares, metric)
+            guard, shares = self.hparams.collapse, self.train_sampler.shares
+            self.validated(scores, shares, guard, records)
             return
         name, folder = self.test_name, self.monitor.folder
         self.test_scores[name] = scores

@@ -44,7 +44,8 @@ class Checkpointer(checkpoints.Checkpointer):
     """SpeechBrain's Checkpointer, for runs of days that may be killed.
 
     Beyond it: a checkpoint gets its name when it is complete and on the disk;
-    a damaged one is passed over; an optimizer's state is no pickle.
+    a damaged one is passed over; one that says ``collapsed`` is the best only
+    where all do; an optimizer's state is no pickle.
 
     Arguments
     ---------
@@ -239,7 +240,7 @@ class Checkpointer(checkpoints.Checkpointer):
     def best(self):
         """The checkpoint of the lowest metric, or None if none tells it.
 
-        The newest among equals.
+        Of the sound ones, if there are any; the newest among equals.
         """
         return self._best(self.list_checkpoints())
 
@@ -247,7 +248,11 @@ class Checkpointer(checkpoints.Checkpointer):
         name = self.best_metric
         return min(
             (one for one in found if _is_number(one.meta.get(name))),
-            key=lambda one: (one.meta[name], -ckpt_recency(one)),
+            key=lambda one: (
+                one.meta.get("collapsed") is True,  # False, or of earlier
+                one.meta[name],
+                -ckpt_recency(one),
+            ),
             default=None,
         )
 

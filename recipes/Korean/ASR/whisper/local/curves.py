@@ -18,6 +18,7 @@ BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#555555"
 WIDTH_IN = 6.5
 DPI = 160
 MARGINS_IN = {"left": 0.65, "right": 0.25, "top": 0.35, "bottom": 0.45}
+FAULTS = ("loops", "empty", "too_long")  # as local.collapse tells them
 N_DRAWN = 1000  # points a line: the picture has 1040 pixels across
 N_MARKED = 40  # up to so many points, each is marked
 N_RAW = 100  # up to so many points, a line is not smoothed
@@ -127,12 +128,16 @@ def draw_rates(rates, picture):
 
 
 def _draw_errors(axes, steps, scores):
-    """WER and CER; of equally low CERs the newest is the best."""
+    """WER, CER, bad texts; of equally low CERs the newest is the best."""
+    bad = sum(_column(scores, kind) for kind in FAULTS)
+    _draw_line(axes, steps, bad, GREY, "bad texts")
     _draw_line(axes, steps, _column(scores, "WER"), GREEN, "WER")
     rates = _column(scores, "CER")
     _draw_line(axes, steps, rates, RED, "CER")
     if not np.isfinite(rates).any():
         return
+    sound = np.where(_column(scores, "collapsed") == 1, NAN, rates)
+    rates = sound if np.isfinite(sound).any() else rates
     lowest = np.nanmin(rates)
     step = steps[rates == lowest][-1]
     text = f"best CER: {lowest:.2f} % at step {step:,.0f}"
@@ -305,7 +310,7 @@ def _dress(axes, name):
         axes.legend(
             loc="lower right",
             bbox_to_anchor=(1, 1),
-            ncols=3,
+            ncols=4,
             frameon=False,
             fontsize=8,
             borderaxespad=0,

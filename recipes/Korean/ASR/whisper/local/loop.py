@@ -22,7 +22,9 @@ from speechbrain.utils.distributed import ddp_broadcast
 from speechbrain.utils.logger import get_logger
 
 logger = get_logger(__name__)
-POSITION = ("step", "optimizer_step", "validated_step", "rate")
+# Percent: more than any rate and any min_delta between two of them.
+FAR = 1e6
+POSITION = ("step", "optimizer_step", "validated_step", "rate", "since_sound")
 
 
 @register_checkpoint_hooks
@@ -31,11 +33,13 @@ class Loop(sb.Brain):
 
     Beyond it: randomness follows from the micro-batch alone; validations
     inside an epoch; checkpoints between optimizer steps, of all that the next
-    step hangs on; early stopping; SIGTERM saves and exits.
+    step hangs on; early stopping; an end after collapse; SIGTERM saves and
+    exits.
 
     ``step`` counts the micro-batches of an epoch, ``optimizer_step`` the
-    steps of the run, ``validated_step`` is where the last validation was. A
-    checkpoint may lie between a step and its validation, which then comes
+    steps of the run, ``validated_step`` is where the last validation was,
+    ``since_sound`` tells those that have collapsed since the last sound one.
+    A checkpoint may lie between a step and its validation, which then comes
     first when the run goes on.
 
     Arguments
@@ -72,6 +76,7 @@ class Loop(sb.Brain):
         self.epoch, self.n_steps, self.rate = 0, 0, 0.0
         self.loaders = {}
         self.validated_step = self.saved_step = 0
+        self.since_sound = []
 
     def make_dataloader(self, dataset, stage, **loader_kwargs):
         """As the stock one; workers leave SIGTERM to the trainer."""
@@ -161,6 +166,8 @@ class Loop(sb.Brain):
         """
         best = ddp_broadcast(self.checkpointer.best())
         if best is not None:
+            if best.meta.get("collapsed") is True:
+                logger.warning("%s has collapsed, as all others", best.path)
             for name in self.modules:
                 module = self.checkpointer.recoverables[name]
                 ranks.on_first(module.load, best.paramfiles[name], True)
@@ -264,8 +271,8 @@ class Loop(sb.Brain):
         if self.step == self.n_micro_batches:
             self.step = 0
 
-    def validated(self, scores, shares, metric):
-        """Tells a validation, judges it, and keeps its checkpoint.
+    def validated(self, scores, shares, guard, records):
+        """Judges a validation, tells it, and keeps its checkpoint.
 
         Arguments
         ---------
@@ -273,13 +280,26 @@ class Loop(sb.Brain):
             Name to number, of the validation.
         shares : dict
             Name to number, of the epoch's batches.
-        metric : str
-            Which score decides.
+        guard : local.collapse.Guard
+        records : list of metrics.Record
+            Of all ranks, so that all judge alike.
+
+        Raises
+        ------
+        ValueError
+            The model has collapsed, too often in a row.
         """
         n = self.validated_step = self.optimizer_step
-        self.early_stopping.heard(scores[metric])
+        scores = scores | guard.judged(records, scores["WER"])
+        is_sound = not scores["collapsed"]
+        here = {"step": n, **scores}
+        self.since_sound = [] if is_sound else [*self.since_sound, here]
+        # As the checkpointer: sound ones first, whatever they score.
+        metric = scores[self.early_stopping.metric]
+        self.early_stopping.heard(metric if is_sound else metric + FAR)
         self.monitor.validated(n, self.epoch, self.rate, scores, shares)
         self.save(self.step == self.n_micro_batches, **scores)
+        guard.require_sound(self.since_sound)
 
     def save(self, end_of_epoch=False, **meta):
         """Keeps a checkpoint; its meta tells where it was made."""

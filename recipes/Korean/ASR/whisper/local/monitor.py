@@ -26,6 +26,9 @@ from speechbrain.utils.logger import get_logger
 logger = get_logger(__name__)
 CURVES = "curves.jsonl"
 PICTURE = "learning_curves.png"
+# Steps skipped above it may only seek a loss scale that fits: each halves it,
+# and a run begins with 65536, which is 16 steps away.
+LOSS_SCALE_BLAMED = 1.0
 
 
 @register_checkpoint_hooks
@@ -61,7 +64,9 @@ class Monitor:
         self.window = []  # of each step since the last line: loss, tokens, norm
         self.totals = [0.0, 0.0]  # nats and tokens since the last validation
         self.counts = {"skipped": 0, "failed": 0}  # since the run began
-        self.n_in_row = self.most_in_row = 0  # skipped steps
+        self.n_in_row = self.most_in_row = 0  # skipped steps that count
+        self.loss_scale = None  # of the last step, in fp16
+        self.last_step = 0
         self.offset = 0  # bytes of curves.jsonl at the checkpoint
         self.wait_s = self.train_s = self.n_clips = 0
         self.since = time.monotonic()
@@ -74,11 +79,12 @@ class Monitor:
         step, n_steps : int
             Of the optimizer: done, and of the whole run.
         nonfinite_patience : int
-            Steps in a row whose gradients are not finite, then stop.
+            Steps in a row whose gradients are not finite, then stop; those
+            of a loss scale above ``LOSS_SCALE_BLAMED`` do not count.
         show : bool
             Whether to draw a progress bar.
         """
-        self.nonfinite_patience = nonfinite_patience
+        self.nonfinite_patience, self.last_step = nonfinite_patience, step
         self.bar = tqdm(
             total=n_steps,
             initial=step,
@@ -143,8 +149,8 @@ class Monitor:
         step, epoch : int
         rate : float
         figures : torch.Tensor
-            (4,), over all ranks: summed loss in nats, tokens, clips that
-            could not be read; gradient norm.
+            (4,) or, in fp16, (5,), over all ranks: summed loss in nats,
+            tokens, clips that could not be read; gradient norm; loss scale.
         n_clips : int
             Over all ranks.
 
@@ -155,6 +161,7 @@ class Monitor:
         OSError
             A file cannot be written; tells which.
         """
+        self.last_step = step
         self.on_device.append(figures)
         self.n_clips += n_clips
         self.bar.update()
@@ -167,14 +174,19 @@ class Monitor:
         self._require_finite(step)
 
     def _require_finite(self, step):
-        if self.most_in_row >= self.nonfinite_patience:
-            raise ValueError(
-                f"the gradients of {self.most_in_row} steps in a row, shortly "
-                f"before step {step}, were not finite, and nonfinite_patience="
-                f"{self.nonfinite_patience}; go on from the last checkpoint "
-                "with a lower lr or longer warmup_steps, or with precision="
-                "bf16 instead of fp16"
-            )
+        if self.most_in_row < self.nonfinite_patience:
+            return
+        where, remedy = "", ""
+        if self.loss_scale is not None:
+            where = f", at loss scales down to {self.loss_scale:g}"
+            remedy = ", or with precision=bf16 or fp32 instead of fp16"
+        raise ValueError(
+            f"the gradients of {self.most_in_row} steps in a row, shortly "
+            f"before step {step}, were not finite{where}, and "
+            f"nonfinite_patience={self.nonfinite_patience}; go on from the "
+            "last checkpoint with a lower lr or longer warmup_steps"
+            f"{remedy}"
+        )
 
     def fetch(self):
         """Figures from the device; the host waits for all steps so far."""
@@ -182,15 +194,22 @@ class Monitor:
             return
         rows = torch.stack(self.on_device).tolist()
         self.on_device = []
-        for nats, tokens, failed, norm in rows:
+        for nats, tokens, failed, norm, *scale in rows:
             self.window.append([nats, tokens, norm])
+            self.loss_scale = scale[0] if scale else None
             self.counts["failed"] += int(failed)
             if math.isfinite(norm) and math.isfinite(nats):
                 self.totals[0] += nats
                 self.totals[1] += tokens
-            self.n_in_row = 0 if math.isfinite(norm) else self.n_in_row + 1
-            self.most_in_row = max(self.most_in_row, self.n_in_row)
-            self.counts["skipped"] += self.n_in_row > 0
+            self._count_skipped(math.isfinite(norm))
+
+    def _count_skipped(self, is_finite):
+        self.counts["skipped"] += not is_finite
+        if is_finite:
+            self.n_in_row = 0
+        elif (self.loss_scale or 0) <= LOSS_SCALE_BLAMED:
+            self.n_in_row += 1
+        self.most_in_row = max(self.most_in_row, self.n_in_row)
 
     def _tell(self, step, epoch, rate):
         finite = [row for row in self.window if math.isfinite(sum(row))]
@@ -200,6 +219,8 @@ class Monitor:
             "grad_norm": norms / max(len(finite), 1),
             "skipped": len(self.window) - len(finite),
         }
+        if self.loss_scale is not None:
+            stats["loss_scale"] = self.loss_scale
         speed = {
             "clips_per_s": self.n_clips / max(self.train_s, 1e-3),
             "wait": 100 * self.wait_s / max(self.train_s, 1e-3),
@@ -264,8 +285,15 @@ class Monitor:
 
     @mark_as_saver
     def save(self, path):
-        """Writes what the next lines will be made of."""
+        """Writes what the next lines will be made of.
+
+        Raises
+        ------
+        ValueError
+            The run must stop: one that went on from here would stop, too.
+        """
         self.fetch()
+        self._require_finite(self.last_step)
         curves_file = self.folder / CURVES
         offset = 0
         if curves_file.exists():
@@ -276,7 +304,6 @@ class Monitor:
             "totals": self.totals,
             "counts": self.counts,
             "n_in_row": self.n_in_row,
-            "most_in_row": self.most_in_row,
             "offset": offset,
         }
         Path(path).write_text(json.dumps(state), encoding="utf-8")

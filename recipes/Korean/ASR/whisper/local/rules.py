@@ -179,6 +179,8 @@ RULES = {
     "valid_max_utterances": _number(0, whole=True),
     "early_stopping_patience": _number(0, whole=True),
     "early_stopping_min_delta": _number(0),
+    "collapse_share": _number(0, 100),
+    "collapse_patience": _number(0, whole=True),
     "score_before_training": _boolean,
     "test_batch_size": _count,
     "test_beam_size": _count,
