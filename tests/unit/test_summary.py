@@ -136,6 +136,7 @@ def test_a_run_is_told_what_is_planned(
     whisper = build(adaptation)
     batches = batching.Batches([4.0] * 9, 3, 0, "full", 5, seed=1)
     told = logged(monkeypatch, summary.logger, "info")
+    warned = logged(monkeypatch, summary.logger, "warning")
     summary.tell(
         whisper,
         batches,
@@ -167,5 +168,8 @@ def test_a_run_is_told_what_is_planned(
     batch = memory.Batch(3, 5 * 16000, 4 + n_text)
     plan = memory.plan(whisper.config, mode, batch)
     n_trained = sum(t.numel() for t in whisper.trained_state().values())
+    assert [line[:8] for line in warned] == (
+        ["lr=1e-05"] if adaptation == "lora" else []
+    )
     assert f"about {memory.readable(plan['total'])} of" in told[0]
     assert f"trained     {summary._millions(n_trained)} of" in told[0]

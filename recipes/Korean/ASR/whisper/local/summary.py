@@ -14,6 +14,7 @@ from speechbrain.utils.logger import get_logger
 
 logger = get_logger(__name__)
 PICTURE = "learning_rate.png"
+ADAPTERS_LR = 1e-4  # the lowest that is usual for them
 
 
 class Phases:
@@ -133,6 +134,12 @@ def tell(
         **of_run,
     )
     logger.info("the run:\n%s\n%s", told, schedule.table(n_steps))
+    if whisper.lora and schedule.lr < ADAPTERS_LR:
+        logger.warning(
+            "lr=%s is a rate for whole weights; adapters usually take 1e-4 to "
+            "1e-3: --lr=0.0005",
+            schedule.lr,
+        )
     if schedule.n_warmup(n_steps) > n_steps:
         logger.warning(
             "warmup_steps=%s are more than the run's %d: it never reaches lr",
