@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(
     not Path("/proc/self/environ").exists(), reason="needs Linux' /proc"
 )
 INTERVAL = 3  # steps between validations
+KINDS = ["line", "validation", "checkpoint"]
 SETTINGS = {
     "number_of_epochs": 3,
     "batch_size": 4,
@@ -133,15 +134,19 @@ def test_the_runs_are_hard_enough(unkilled):
     assert len(checkpoints(unkilled.folder)) == 3
 
 
-def test_killed_three_times(one, unkilled, tmp_path):
-    """In a validation, in the writing of a checkpoint, between steps."""
+@pytest.mark.parametrize(
+    "kinds",
+    [["checkpoint"], pytest.param(KINDS, marks=pytest.mark.slow)],
+    ids=len,
+)
+def test_killed(kinds, one, unkilled, tmp_path):
+    """In the writing of a checkpoint; in a validation and between steps, too."""
     folder = tmp_path / "killed"
-    kinds = ("line", "validation", "checkpoint")
     moments = unkilled.draw(1986, kinds)
     kills = one.end(folder, moments, unkilled.due)[:-1]
     assert sorted(kill.moment.kind for kill in kills) == sorted(kinds)
     inside = {kill.moment.kind: kill.inside for kill in kills}
-    assert inside["validation"] and inside["checkpoint"]
+    assert all(inside[kind] for kind in kinds if kind != "line")
     assert not killing.temporary(folder)
     unkilled.equals(folder)
 

@@ -33,6 +33,8 @@ ADAPTERS = [
     ("lora", False, "bf16", 9, 4.8, 20, "int4", LAST),
 ]
 
+OTHERS = [RUNS[1], *(ADAPTERS[i] for i in (1, 2, 4, 5))]
+
 
 @pytest.fixture
 def made(build, quickstart):
@@ -229,7 +231,13 @@ def stored(whisper):
 
 
 @pytest.mark.parametrize(
-    "run", [*(RUNS[i] for i in (1, 3, 5)), *ADAPTERS], ids=str
+    "run",
+    [
+        *(RUNS[i] for i in (3, 5)),
+        *(ADAPTERS[i] for i in (0, 3)),
+        *(pytest.param(run, marks=pytest.mark.slow) for run in OTHERS),
+    ],
+    ids=str,
 )
 def test_the_peak_of_a_step(made, tmp_path, run):
     adaptation, checkpointing, *shape = run[:6]
