@@ -97,6 +97,15 @@ def host_reads():
     found += [name for name in calls.names if name in HOST_READS]
 
 
+def own(tmp_path, old, new):
+    """The quickstart's file with one text changed."""
+    content = QUICKSTART.read_text(encoding="utf-8")
+    assert old in content
+    path = tmp_path / "own.yaml"
+    path.write_text(content.replace(old, new), encoding="utf-8")
+    return path
+
+
 def logged(monkeypatch, logger, level):
     """Texts that a module's logger is given from here on."""
     found = []

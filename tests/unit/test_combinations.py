@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from conftest import QUICKSTART
+from conftest import own
 from local import combinations
 
 FROZEN = "--adaptation=frozen_encoder"
@@ -82,14 +82,6 @@ def test_tensorboard_that_is_not_installed(check, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (line,) = check("--tensorboard=True")
     assert re.match("tensorboard=True: .*pip install tensorboard", line)
-
-
-def own(tmp_path, old, new):
-    content = QUICKSTART.read_text(encoding="utf-8")
-    assert old in content
-    path = tmp_path / "own.yaml"
-    path.write_text(content.replace(old, new), encoding="utf-8")
-    return path
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import HPARAMS, QUICKSTART
+from conftest import HPARAMS, QUICKSTART, own
 from hyperpyyaml import resolve_references
 from local import settings
 from local.settings import RULES
@@ -319,14 +319,6 @@ def test_a_command_line_that_cannot_be_read(argument):
 # A file of one's own
 
 
-def own(tmp_path, old, new):
-    content = QUICKSTART.read_text(encoding="utf-8")
-    assert old in content
-    path = tmp_path / "own.yaml"
-    path.write_text(content.replace(old, new), encoding="utf-8")
-    return path
-
-
 def test_a_setting_unknown_in_the_file(check, tmp_path):
     (line,) = check(hparams=own(tmp_path, "\nlr: ", "\nmodel_size: 5\nlr: "))
     assert line.startswith("model_size: no such setting; remove it")
@@ -501,6 +493,7 @@ def split(**changed):
 def test_ranks_must_hold_the_same_clips(tmp_path, monkeypatch):
     splits = {"train": split(), "valid": None, "test": split()}
     settings.require_same_data(tmp_path, tmp_path, splits)
+    monkeypatch.setattr(settings.ranks, "here", lambda: (0, 2))
     monkeypatch.setattr(settings.ranks, "gather", lambda own: [own, "other"])
     with pytest.raises(ValueError, match="clips of train must be the same"):
         settings.require_same_data(tmp_path, tmp_path, splits)

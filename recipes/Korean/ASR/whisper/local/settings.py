@@ -361,7 +361,7 @@ def require_same_data(output_folder, save_folder, splits):
         ranks differ.
     """
     there = {name: one.data for name, one in splits.items() if one is not None}
-    for name, rows in there.items():
+    for name, rows in there.items() if ranks.here()[1] > 1 else ():
         told = f"SHA-256 of the clips of {name}"
         ranks.require_same(told, _digest(rows, "wrd", "duration"))
     if "train" in there:
