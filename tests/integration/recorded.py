@@ -9,12 +9,15 @@ from pathlib import Path
 from unittest import mock
 
 import train
+from local import curves
+from transformers import AutoTokenizer
 
 import speechbrain as sb
 from speechbrain.utils import logger
 
 RECIPE = Path(train.__file__).parent
 load_tokenizer = functools.cache(train.sources.load_tokenizer)
+models_own = functools.cache(AutoTokenizer.from_pretrained)  # half a second
 
 
 class Stopped(Exception):
@@ -103,8 +106,10 @@ def start(*arguments, stop_after_step=None):
             mock.patch.object(sys, "excepthook", sys.excepthook),
             mock.patch.object(train, "ASR", make),
             mock.patch.object(train.sources, "load_tokenizer", load_tokenizer),
-            # The list of installed packages takes a second.
+            mock.patch.object(AutoTokenizer, "from_pretrained", models_own),
+            # The list of installed packages takes a second, a picture half.
             mock.patch.object(logger, "get_environment_description", str),
+            mock.patch.object(curves, "draw"),
             contextlib.suppress(Stopped),
         ):
             stack.enter_context(context)

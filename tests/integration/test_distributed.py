@@ -114,6 +114,7 @@ def test_under_a_budget_ranks_run_through_the_same_shapes(two):
         assert n_clips * n_samples / 16000 <= BUDGET["max_batch_length"]
 
 
+@pytest.mark.slow  # test_steps has a step of it
 @pytest.mark.parametrize("one_and_two", ["full"], indirect=True)
 def test_accumulation_is_one_batch_too(one_and_two, here, tmp_path):
     """At full context: else a clip's depends on those it shares a batch with."""

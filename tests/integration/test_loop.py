@@ -87,13 +87,11 @@ def test_what_is_kept_is_the_newest_three_and_the_best(validated):
         assert kept[row["step"]]["CER"] == row["valid"]["CER"]
 
 
-def test_the_log_and_the_picture_show_the_run(validated):
+def test_the_log_shows_the_run(validated):
     folder = validated.output_folder
     log = (folder / "train_log.txt").read_text(encoding="utf-8")
     assert len(re.findall(r"train grad_norm: ", log)) == N_STEPS
     assert len(re.findall(r"valid CER: ", log)) == 6
-    picture = (folder / "learning_curves.png").read_bytes()
-    assert picture.startswith(b"\x89PNG") and len(picture) > 10_000
 
 
 def test_the_published_settings_for_eight_gpus(here, tmp_path, recipe):

@@ -26,11 +26,13 @@ def test_a_run_leaves_its_files(trained):
     folder, process = trained
     for name in (
         "hyperparams.yaml log.txt env.log train_log.txt train.py "
-        "prepare_report.json wer_test.txt manifests/train.csv "
+        "prepare_report.json wer_test.txt manifests/train.csv learning_rate.png "
         "manifests/valid.csv manifests/test.csv scores/test.jsonl "
         "scores/test.true_length.json scores/test.true_length.jsonl"
     ).split():
         assert (folder / name).is_file(), name
+    picture = (folder / "learning_curves.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) > 10_000
     flat = scores(folder)
     assert set(flat) == {
         *("CER", "CER_no_space", "WER", "sWER", "CER_raw", "WER_raw"),
@@ -47,19 +49,14 @@ def test_a_run_leaves_its_files(trained):
     assert str(checkpoints(folder)[0]) in process.stdout
 
 
-def test_test_only_gives_the_same_scores(trained, run, small):
+def test_the_other_metric_finds_a_checkpoint_too(trained, here):
+    """And gives the same scores; of ready manifests."""
     folder, _ = trained
     names = "test", "test.true_length"
     before = [scores(folder, name) for name in names]
-    run(*small(folder), "--test_only")
+    ready = {"manifest_folder": folder / "manifests", **RANDOM}
+    here(folder, "--test_only", best_metric="WER", **ready)
     assert [scores(folder, name) for name in names] == before
-
-
-def test_the_other_metric_finds_a_checkpoint_too(trained, here):
-    folder, _ = trained
-    before = scores(folder)
-    here(folder, "--test_only", best_metric="WER", **RANDOM)
-    assert scores(folder) == before
 
 
 def test_audio_that_is_not_there_is_told_before_training(
@@ -73,13 +70,13 @@ def test_audio_that_is_not_there_is_told_before_training(
     assert not checkpoints(tmp_path)
 
 
-def test_a_second_start_prepares_nothing_and_goes_on(trained, run, small):
+def test_a_second_start_prepares_nothing_and_goes_on(trained, here):
     folder, _ = trained
     prepared = (folder / "manifests/train.csv").stat().st_mtime_ns
-    process = run(*small(folder, number_of_epochs=2))
+    brain = here(folder, number_of_epochs=2, **RANDOM)
     assert (folder / "manifests/train.csv").stat().st_mtime_ns == prepared
     assert [row["epoch"] for row in curves(folder)[1]] == [1, 2]
-    assert "preparing" not in process.stderr
+    assert "preparing" not in brain.printed
     assert len(checkpoints(folder)) <= 2  # best and newest
 
 

@@ -14,6 +14,9 @@ CACHE = "--encoder_cache_folder=states"
 AUGMENT = "--augment=True"
 TIMES = "--packing=timestamps"
 SHARDS = "--features_folder=corpus"
+LORA = "--adaptation=lora"
+TEXT = f"--text_file={__file__}"
+UNREAD = "asr_ratio=0.5: .*train nothing that reads text; choose lora_part=both"
 NOT_TRAINED = (
     "encoder_context='{}': .*knows its full context alone; choose full"
 )
@@ -61,6 +64,31 @@ COMBINATIONS = [
     ([SHARDS, "--noise_folder="], []),
     ([SHARDS, "--packing=text"], ["features_folder=.*packing='text' needs"]),
     ([SHARDS, FROZEN, CACHE], ["features_folder=.*encoder_cache_folder='sta"]),
+    (
+        ["--asr_ratio=0.5"],
+        ["asr_ratio=0.5: there is no text_file .*asr_ratio=1"],
+    ),
+    ([TEXT], ["text_file=.*asr_ratio=1.0 leaves no batch for it; choose asr_"]),
+    ([TEXT, "--asr_ratio=0.5"], []),
+    ([TEXT, "--asr_ratio=0.5", LORA], []),
+    ([TEXT, "--asr_ratio=0.5", LORA, "--lora_part=encoder"], [UNREAD]),
+    (
+        [
+            TEXT,
+            "--asr_ratio=0.5",
+            LORA,
+            "--lora_target_modules=.*[.]encoder[.].*_proj",
+        ],
+        [UNREAD],
+    ),
+    (["--new_tokens=extend", "--new_rows=normal"], []),
+    (["--new_tokens=replace", FROZEN], []),
+    (["--new_rows=normal"], ["new_rows: new_tokens='none' adds none; choose"]),
+    (["--new_tokens=extend", LORA], ["new_tokens='extend': .*no embeddings"]),
+    (
+        ["--new_tokens=replace", SHARDS],
+        ["new_tokens='replace': .*without them"],
+    ),
     ([TIMES, AUGMENT, "--speeds=[]"], [r"speeds=\[\]: give a list"]),
     ([TIMES, "--augment=maybe"], ["augment='maybe': choose"]),
     (

@@ -1,5 +1,6 @@
 """Decoding against Transformers' generate, and by a script of logits."""
 
+import copy
 from itertools import accumulate
 from types import SimpleNamespace
 
@@ -381,3 +382,17 @@ def test_what_labels_hold_is_not_suppressed(tokenizer, suppressed, text):
 def test_what_else_the_model_suppresses_stays_so(tokenizer, suppressed, text):
     (token,) = tokenizer.encode(text, add_special_tokens=False)
     assert token in non_speech() and token in suppressed
+
+
+def test_text_above_the_timestamps_is_not_suppressed(tokenizer):
+    """Special tokens are, and rows that fill a matrix up."""
+    longer = copy.deepcopy(tokenizer)
+    longer.add_tokens(["뷁뷁", "쀍쀍"])
+    longer.add_special_tokens({"additional_special_tokens": ["<|own|>"]})
+    assert longer.convert_tokens_to_ids("<|own|>") == 51867
+    for n_vocabulary, n_above in ((51865, 0), (51866, 1), (51880, 2)):
+        above = list(range(51865, 51865 + n_above))
+        assert decode.above_timestamps(longer, n_vocabulary) == above
+        suppressed = decode.suppressed_tokens(longer, n_vocabulary, None)
+        everything = set(range(END + 1, n_vocabulary))
+        assert suppressed == sorted(everything - set(above))

@@ -29,8 +29,8 @@ def make(tmp_path, monkeypatch):
     return begun
 
 
-def figures(nats, tokens=10.0, failed=0.0, norm=1.0, scale=()):
-    row = [nats, tokens, failed, norm, *scale]
+def figures(nats, tokens=10.0, failed=0.0, norm=1.0, scale=(), text=(0.0, 0.0)):
+    row = [nats, tokens, failed, *text, norm, *scale]
     return torch.tensor(row, dtype=torch.float64)
 
 
@@ -55,6 +55,50 @@ def test_a_line_covers_its_steps(make, tmp_path):
     log = (tmp_path / "train_log.txt").read_text(encoding="utf-8")
     assert "steps: 2, lr: 2.00e-01 - train loss: 2.00" in log
     assert "train failed: 1" in log
+
+
+def test_text_without_audio_is_told_apart_where_there_is_some(make, tmp_path):
+    one = make()
+    steps = [
+        figures(30.0, tokens=10),
+        figures(30.0, tokens=20, text=(6.0, 8.0)),
+        figures(9.0, tokens=6, text=(9.0, 6.0)),  # of text alone
+        figures(NAN, norm=NAN, text=(NAN, 10.0)),
+        figures(1.0),
+        figures(1.0),
+    ]
+    for step, row in enumerate(steps, 1):
+        one.step(step, 1, 0.1, row, 4)
+    found = [
+        {k: v for k, v in line.items() if "loss" in k}
+        for line in lines(tmp_path)
+    ]
+    assert found == [
+        {"loss": 2.0, "asr_loss": 54 / 22, "text_loss": 0.75},
+        {"loss": 1.5, "text_loss": 1.5},
+        {"loss": 0.1},
+    ]
+    one.validated(6, 1, 0.1, {"CER": 3.0}, {})
+    one.step(7, 1, 0.1, figures(1.0), 4)
+    one.validated(7, 1, 0.1, {"CER": 3.0}, {})
+    *_, first, second = (
+        (tmp_path / "train_log.txt").read_text(encoding="utf-8").splitlines()
+    )
+    # (30 + 24 + 2) nats of 42 tokens; 15 nats of 14.
+    assert "train asr_loss: 1.33, train text_loss: 1.07" in first
+    assert "train loss: 1.00e-01" in second and "text_loss" not in second
+
+
+def test_a_checkpoint_of_before_there_was_text_is_read(make, tmp_path):
+    make().save(tmp_path / "monitor.ckpt")
+    state = json.loads((tmp_path / "monitor.ckpt").read_text())
+    state |= {"window": [[30.0, 10.0, 1.0]], "totals": [30.0, 10.0]}
+    (tmp_path / "monitor.ckpt").write_text(json.dumps(state))
+    rest = make(step=1, state=tmp_path / "monitor.ckpt")
+    rest.step(2, 1, 0.1, figures(30.0, tokens=20, text=(6.0, 8.0)), 4)
+    (line,) = lines(tmp_path)
+    assert (line["loss"], line["text_loss"]) == (2.0, 0.75)
+    assert rest.totals == [60.0, 30.0, 6.0, 8.0]
 
 
 def test_a_step_without_finite_gradients_is_counted_and_left_out(
@@ -170,7 +214,10 @@ def test_a_step_counts_once_the_loss_scale_is_no_excuse(make, scales, last):
 
 def test_lines_are_the_same_however_often_a_run_was_killed(make, tmp_path):
     """Saved at step 3, within a line; killed at step 5, after another."""
-    steps = {n: (0.1 * n, figures(n / 3, norm=1 / n)) for n in range(1, 9)}
+    steps = {
+        n: (0.1 * n, figures(n / 3, norm=1 / n, text=(n / 9, 4.0)))
+        for n in range(1, 9)
+    }
 
     def go(one, first, last, save_at=None):
         for n in range(first, last + 1):
@@ -180,7 +227,7 @@ def test_lines_are_the_same_however_often_a_run_was_killed(make, tmp_path):
         return one
 
     def told():
-        keys = "step", "lr", "loss", "grad_norm"
+        keys = "step", "lr", "loss", "asr_loss", "text_loss", "grad_norm"
         return [[line[key] for key in keys] for line in lines(tmp_path)]
 
     whole = go(make(), 1, 8)

@@ -100,6 +100,14 @@ WRONG = {
         ('"("', "no regular expression: missing )"),
     ],
     "lora_part": [("all", "choose both, encoder, decoder")],
+    "new_tokens": [("add", "choose none, extend, replace")],
+    "n_new_tokens": [("0", "a whole number of at least 1")],
+    "new_tokens_text": [
+        ("5", "give a file, or nothing"),
+        ("none.txt", "there is no such file"),
+    ],
+    "new_rows": [("random", "choose mean, normal")],
+    "new_rows_lr_multiplier": [("-1", "a number of at least 0")],
     "encoder_context": [
         ("short", "choose true_length, full, mixed"),
         ("30", "choose true_length, full, mixed"),
@@ -129,6 +137,17 @@ WRONG = {
         ("times", "choose none, text, timestamps"),
         ("True", "choose none, text, timestamps"),
     ],
+    "asr_ratio": [
+        ("0", "give a number above 0, at most 1"),
+        ("1.5", "above 0, at most 1"),
+        ("half", "above 0, at most 1"),
+    ],
+    "text_file": [
+        ("[a]", "give a file, or nothing"),
+        ("none.txt", "there is no such file"),
+        ("/tmp", "there is no such file"),
+    ],
+    "max_text_lines": [("-1", "a whole number of at least 0")],
     "heldout_share": [
         ("0", "give a number above 0, at most 0.5"),
         ("0.6", "above 0, at most 0.5"),

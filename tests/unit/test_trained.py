@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 import torch
-from local import checkpoints, sources, trained
+from conftest import SEED
+from local import checkpoints, engines, model, sources, trained, vocabulary
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, WhisperProcessor
 
@@ -194,3 +195,64 @@ def test_damaged_checkpoints(run):
     (found[1] / "CKPT.yaml").write_text("")
     with pytest.raises(ValueError, match="none of its checkpoints is whole"):
         trained.resolve(str(run))
+
+
+# New tokens
+
+
+@pytest.fixture(scope="module")
+def extended(quickstart, tokenizer, tmp_path_factory):
+    """A checkpoint of a model with two new tokens, and the model."""
+    pairs = [tokenizer.convert_ids_to_tokens([i, i + 1]) for i in (900, 1900)]
+    new = vocabulary.NewTokens("extend", pairs, [51865, 51866])
+    whisper = model.Whisper(
+        quickstart, "full", False, False, "", SEED, new_tokens=new
+    )
+    with torch.no_grad():
+        whisper.model.decoder.embed_tokens.weight[51866] = 7
+    folder = tmp_path_factory.mktemp("extended")
+    checkpointer = checkpoints.Checkpointer(folder, {"whisper": whisper})
+    return checkpointer.save_checkpoint().path, whisper
+
+
+def test_a_checkpoint_with_new_tokens(extended, tmp_path):
+    path, wanted = extended
+    source = trained.resolve(str(path))
+    whisper = trained.load(source, "cpu", tmp_path)
+    ours, theirs = (one.model.state_dict() for one in (whisper, wanted))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert whisper.config.vocab_size == whisper.model.config.vocab_size == 51867
+    assert whisper.new_ids == [51865, 51866]
+    vocab = whisper.tokenizer.get_vocab()
+    assert vocab == engines.load_tokenizer(source).get_vocab()
+    assert len(vocab) == 51867
+    assert whisper.tokenizer.prefix_tokens[1] == sources.KOREAN
+
+
+def test_checkpoints_of_other_new_tokens(run, extended, build):
+    """None beside some, some beside none: nothing is changed."""
+    path, whisper = extended
+    bare = build()
+    before = bare.model.decoder.embed_tokens.weight.clone()
+    with pytest.raises(ValueError, match="'extend'. than those here .none."):
+        bare.load(path / "whisper.ckpt", end_of_epoch=True)
+    assert torch.equal(bare.model.decoder.embed_tokens.weight, before)
+    old = sorted((run / "save").glob("CKPT+*"))[0] / "whisper.ckpt"
+    assert "new_tokens" not in json.loads(old.read_text())
+    with pytest.raises(ValueError, match="tokens .none. than those here .2 by"):
+        whisper.load(old, end_of_epoch=True)
+
+
+def test_damaged_new_tokens_are_told(extended, tmp_path):
+    path = shutil.copytree(extended[0], tmp_path / extended[0].name)
+    told = json.loads((path / "whisper.ckpt").read_text())
+    told["new_tokens"]["ids"][0] = "1"
+    source = trained.Source("checkpoint", str(path), "mine")
+    (path / "whisper.ckpt").write_text(json.dumps(told))
+
+    def read_weights(source):
+        return trained.load(source, "cpu", tmp_path)
+
+    for load in (engines.load_tokenizer, read_weights):
+        with pytest.raises(ValueError, match="[+]00: the new tokens are dam"):
+            load(source)

@@ -52,8 +52,6 @@ def export(model, out, form, quantization):
     FileNotFoundError, ValueError, OSError
         The model is not there, or the folder cannot be written.
     """
-    if form == "ct2":
-        exporting.require_ctranslate2()
     source = trained.resolve(model)
     if source.kind == "ctranslate2":
         raise ValueError(
@@ -62,6 +60,8 @@ def export(model, out, form, quantization):
         )
     if form == "adapter":
         exporting.require_adapter(source)
+    if form == "ct2":
+        exporting.require_ctranslate2(source)
     with exporting.replacing_folder(out) as folder:
         with tempfile.TemporaryDirectory() as random_folder:
             whisper = trained.load(source, "cpu", random_folder, "fp32")

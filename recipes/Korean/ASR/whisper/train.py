@@ -27,6 +27,7 @@ from local import (
     memory_table,
     metrics,
     model,
+    new_rows,
     out_of_memory,
     packing,
     prepare,
@@ -36,7 +37,9 @@ from local import (
     sources,
     summary,
     text,
+    text_batches,
     user_errors,
+    vocabulary,
 )
 
 import speechbrain as sb
@@ -67,31 +70,37 @@ class ASR(loop.Loop):
         """
         on_host = batch.sig.lengths
         batch = batch.to(self.device, non_blocking=True)
-        signals, signal_lens = batch.sig  # samples, or the mels of shards
         tokens_bos, bos_lens = batch.tokens_bos
         mask = loss.lengths_to_mask(bos_lens, tokens_bos.shape[1])
         tokens_bos = tokens_bos.masked_fill(~mask, self.tokenizer.pad_token_id)
         n_targets = batch.tokens_eos.data.shape[1]
         if stage == sb.Stage.TRAIN:
-            with torch.autocast(signals.device.type, enabled=False):
-                if self.hparams.augment:
-                    signals, _ = self.hparams.wav_augment(signals, signal_lens)
-                signals = self.hparams.channel(signals, on_host)
-        heard = features.heard(signals, signal_lens)
-        if stage == sb.Stage.TRAIN:
-            if self.whisper.freeze_encoder:
-                heard = self.frozen.hear(self.whisper, batch, heard, on_host)
-            else:
-                n_samples = self.train_sampler.contexts[self.step - 1]
-                heard["n_samples"] = int(n_samples)
+            heard = self.heard(batch, on_host)
             _, logits = self.modules.whisper(tokens_bos, n_targets, **heard)
             return logits, None
+        heard = features.heard(*batch.sig)
         # Ranks hold different numbers of clips: no collective call in here.
         if self.context == "true_length":
             longest = float(max(batch.duration)), self.context_s
             heard["n_samples"] = batching.context_samples(*longest)
         states, logits = self.whisper(tokens_bos, n_targets, **heard)
         return logits, self.decode(states, stage)
+
+    def heard(self, batch, on_host):
+        """What the decoder attends to in training."""
+        if self.is_text:
+            n_lines = len(batch.id)
+            return text_batches.unheard(self.whisper, n_lines, self.device)
+        signals, signal_lens = batch.sig  # samples, or the mels of shards
+        with torch.autocast(signals.device.type, enabled=False):
+            if self.hparams.augment:
+                signals, _ = self.hparams.wav_augment(signals, signal_lens)
+            signals = self.hparams.channel(signals, on_host)
+        heard = features.heard(signals, signal_lens)
+        if self.whisper.freeze_encoder:
+            return self.frozen.hear(self.whisper, batch, heard, on_host)
+        heard["n_samples"] = int(self.train_sampler.contexts[self.step - 1])
+        return heard
 
     def decode(self, encoder_states, stage):
         """Encoder states to texts; greedy in validation."""
@@ -113,7 +122,10 @@ class ASR(loop.Loop):
             smoothing = 0.0
             self.records |= metrics.records(batch, hypotheses)
         nll, n_tokens = loss.nll_sum(logits, targets, mask, smoothing)
-        self.totals += torch.stack([nll.detach(), n_tokens, failed.sum()])
+        counted = torch.stack([nll.detach(), n_tokens, failed.sum()])
+        self.totals[:3] += counted
+        if stage == sb.Stage.TRAIN and self.is_text:
+            self.totals[3:] += counted[:2]
         self.nll = nll
         return nll / n_tokens.clamp(min=1)
 
@@ -124,7 +136,7 @@ class ASR(loop.Loop):
                 outputs = self.compute_forward(batch, sb.Stage.TRAIN)
                 mean = self.compute_objectives(outputs, batch, sb.Stage.TRAIN)
             self.scaler.scale(self.nll / TOKENS_NOMINAL).backward()
-        self.n_clips += len(self.train_sampler.batches[self.step - 1])
+        self.n_clips += int(self.train_sampler.n_clips[self.step - 1])
         if self.completes_a_step:
             self.optimizers_step()
         return mean.detach()
@@ -138,7 +150,7 @@ class ASR(loop.Loop):
         groups = self.optimizer.param_groups
         trained = [p for g in groups for p in g["params"] if p.grad is not None]
         # DDP has averaged over ranks: tokens a rank is the right divisor.
-        totals = ranks.total(self.totals)  # nats, tokens, failed clips
+        totals = ranks.total(self.totals)  # as Monitor.step takes them
         tokens = (totals[1].float() / ranks.here()[1]).clamp(min=1)
         torch._foreach_mul_([p.grad for p in trained], TOKENS_NOMINAL / tokens)
         norm = torch.nn.utils.clip_grad_norm_(trained, self.max_grad_norm)
@@ -160,13 +172,12 @@ class ASR(loop.Loop):
         self.n_clips = 0
 
     def init_optimizers(self):
-        """The token embeddings have a rate of their own."""
+        """The token embeddings have a rate of their own, new ones another."""
         super().init_optimizers()
-        schedules.separate(
-            self.optimizer,
-            self.whisper.model.decoder.embed_tokens.weight,
-            self.hparams.embedding_lr_multiplier,
-        )
+        rows = self.optimizer, self.whisper.model.decoder.embed_tokens.weight
+        schedules.separate(*rows, self.hparams.embedding_lr_multiplier)
+        multiplier = self.hparams.new_rows_lr_multiplier
+        new_rows.own_rate(*rows, self.whisper.new_ids, multiplier)
 
     def tell_plan(self):
         """What the run will do, and its rates; a dry run ends here."""
@@ -198,7 +209,7 @@ class ASR(loop.Loop):
         durations = [row["duration"] for row in rows]
         if stage == sb.Stage.TRAIN:
             is_frozen = self.whisper.freeze_encoder
-            batches = self.train_sampler = batching.Batches(
+            batches = self.train_sampler = self.batches_of(
                 durations,
                 self.hparams.batch_size,
                 self.hparams.max_batch_length,
@@ -206,7 +217,6 @@ class ASR(loop.Loop):
                 self.context_s,
                 self.hparams.seed,
                 *ranks.here(),
-                self.weights,
             )
             self.checkpointer.add_recoverable("batches", batches)
             self.longest = [rows[i]["wrd"] for i in batches.batches[0]]
@@ -227,13 +237,13 @@ class ASR(loop.Loop):
     def on_stage_start(self, stage, epoch):
         """Empties the records."""
         self.records, self.n_clips = {}, 0
-        self.totals = torch.zeros(3, device=self.device).double()
+        self.totals = torch.zeros(5, device=self.device).double()
         if stage == sb.Stage.TRAIN:
             self.frozen.refresh()
 
     def on_stage_end(self, stage, stage_loss, epoch):
         """Scores; of a validation the checkpoint, of a test the files."""
-        nats, tokens, _ = ranks.total(self.totals).tolist()
+        nats, tokens, *_ = ranks.total(self.totals).tolist()
         self.totals.zero_()  # the training goes on with it
         records = metrics.merged(ranks.gather(self.records))
         scores = metrics.score(records, nats / max(tokens, 1))
@@ -251,19 +261,6 @@ class ASR(loop.Loop):
             stats_meta={"test set": name},
             test_stats={k: scores[k] for k in ("loss", *metrics.RATES)},
         )
-
-    def test(self, test_sets, contexts, suffix=""):
-        """Scores every test set at each of some contexts."""
-        for name, data in test_sets.items():
-            for self.context in contexts:
-                self.test_name = f"{name}{suffix}"
-                if self.context != "full":
-                    self.test_name += f".{self.context}"
-                self.evaluate(
-                    data,
-                    test_loader_kwargs=dict(self.hparams.test_loader_kwargs),
-                )
-        self.context = "full"
 
 
 def dataio_prepare(hparams, tokenizer, label_fits, folder, kept, test_only):
@@ -381,18 +378,19 @@ def main():
         sys.exit(f"train.py: no checkpoint tells its {hparams['best_metric']}")
     with user_errors.told("train.py"):
         tokenizer = sources.load_tokenizer(hparams["whisper_hub"])
-        label_fits = partial(
-            dataio.label_fits, tokenizer=tokenizer, max_tokens=model.MAX_TOKENS
-        )
+        fits = partial(dataio.label_fits, max_tokens=model.MAX_TOKENS)
         phases.done("settings")
         folder = prepare.for_run(
             hparams["manifest_folder"],
             out,
             hparams["prepare"],
-            label_fits=label_fits,
+            label_fits=partial(fits, tokenizer=tokenizer),
             max_duration_s=sources.context_seconds(hparams["whisper_hub"]),
             slowest_speed=audio.slowest(hparams["augment"], hparams["speeds"]),
         )
+        new = hparams["vocabulary"](tokenizer, folder, run_opts["test_only"])
+        tokenizer = vocabulary.added_to(tokenizer, new)
+        label_fits = partial(fits, tokenizer=tokenizer)
         kept = frozen.FrozenEncoder(hparams["encoder_cache_folder"])
         train, valid, tests = dataio_prepare(
             hparams, tokenizer, label_fits, folder, kept, run_opts["test_only"]
@@ -401,9 +399,12 @@ def main():
         settings.require_same_data(out, hparams["save_folder"], splits)
         if train is not None:
             weights = batching.weights(train.data.values(), hparams["corpora"])
+            train, batches_of = hparams["with_text"](
+                train, weights, tokenizer, label_fits
+            )
     phases.done("corpus")
 
-    whisper = hparams["whisper"](device=device)
+    whisper = hparams["whisper"](device=device, new_tokens=new)
     checkpointer.add_recoverable("whisper", whisper)
     brain = ASR(
         seed=hparams["seed"],
@@ -411,6 +412,7 @@ def main():
         early_stopping=hparams["early_stopping"],
         monitor=hparams["monitor"],
         of_memory={k: hparams[k] for k in out_of_memory.SETTINGS},
+        test_loader_kwargs=hparams["test_loader_kwargs"],
         modules={"whisper": whisper},
         opt_class=hparams["opt_class"],
         hparams=hparams,
@@ -418,13 +420,12 @@ def main():
         checkpointer=checkpointer,
     )
     brain.whisper, brain.tokenizer, brain.frozen = whisper, tokenizer, kept
-    brain.context, brain.context_s = "full", whisper.context_s
-    brain.test_scores, brain.phases = {}, phases
+    brain.context_s, brain.phases = whisper.context_s, phases
     brain.suppressed = decode.suppressed_tokens(
         tokenizer, whisper.config.vocab_size, whisper.suppressed_by_source
     )
     if train is not None:
-        brain.weights = weights
+        brain.batches_of = batches_of
         kept.open(whisper, brain.precision, train.data, out)
     phases.done("model")
 
@@ -441,9 +442,8 @@ def main():
     brain.test(tests, ["full", "true_length"])
     if if_main_process():
         print(f"\n{metrics.table(brain.test_scores)}\n")
-        print(f"scores      {out}/scores")
         print(f"checkpoint  {checkpointer.best().path}")
-        print(f"log         {out}/train_log.txt")
+        print(f"scores      {out}/scores\nlog         {out}/train_log.txt")
 
 
 if __name__ == "__main__":

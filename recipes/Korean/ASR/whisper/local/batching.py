@@ -163,10 +163,11 @@ class Batches(torch.utils.data.Sampler):
     def load(self, path, end_of_epoch):
         """Stops a run that would go on within an epoch of another plan."""
         saved = json.loads(Path(path).read_text(encoding="utf-8"))
+        own = self._origin()
         different = [
-            f"{name}={saved.get(name)}, this run has {value}"
-            for name, value in self._origin().items()
-            if saved.get(name) != value
+            f"{name}={saved.get(name)}, this run has {own.get(name)}"
+            for name in {**own, **saved}
+            if saved.get(name) != own.get(name)
         ]
         if different and not end_of_epoch:
             raise ValueError(
@@ -200,8 +201,8 @@ class Batches(torch.utils.data.Sampler):
         longest[[0, first]] = longest[[first, 0]]
         self.batches = batches
         self.contexts = context_samples(longest, self.context_s)
-        n_clips = np.array([len(batch) for batch in batches])
-        encoded = (n_clips * self.contexts).sum() / SAMPLE_RATE
+        self.n_clips = np.array([len(batch) for batch in batches])
+        encoded = (self.n_clips * self.contexts).sum() / SAMPLE_RATE
         everything = np.concatenate(batches)
         self.epoch_s = self.durations_s[everything]
         self.shares = {

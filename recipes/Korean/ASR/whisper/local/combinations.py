@@ -14,6 +14,12 @@ WAVEFORMS_CHANGE = {  # from epoch to epoch, unless so
     "noise_folder": "",
     "reverb_folder": "",
 }
+OF_NEW_TOKENS = {
+    "n_new_tokens",
+    "new_tokens_text",
+    "new_rows",
+    "new_rows_lr_multiplier",
+}
 FREEZING = {"adaptation", "lora_part", "lora_target_modules"}
 NEED_WAVEFORMS = {
     **WAVEFORMS_CHANGE,
@@ -43,6 +49,8 @@ def problems(plain, given, device):
         *_of_adaptation(plain, given),
         *_of_base(plain, device),
         *_of_waveforms(plain),
+        *_of_new_tokens(plain, given),
+        *_of_text(plain, given),
         *_of_optimizer(plain, device),
     ]
 
@@ -141,6 +149,50 @@ def _of_waveforms(plain):
         yield (
             f"packing='timestamps': augment=True with speeds={speeds} "
             "moves speech from its times; choose speeds=[100] or packing=text"
+        )
+
+
+def _of_new_tokens(plain, given):
+    mode = plain.get("new_tokens", "none")
+    if mode == "none":
+        idle = sorted({*given} & {*plain} & OF_NEW_TOKENS)
+        if idle and "new_tokens" in plain:
+            yield (
+                f"{', '.join(idle)}: new_tokens='none' adds none; choose "
+                "new_tokens=extend or replace, or leave them out"
+            )
+        return
+    if plain.get("adaptation") == "lora":
+        yield (
+            f"new_tokens={mode!r}: adaptation='lora' trains no embeddings; "
+            "choose adaptation=full or frozen_encoder, or new_tokens=none"
+        )
+    if shards := plain.get("features_folder"):
+        yield (
+            f"new_tokens={mode!r}: features_folder={shards!r} holds token ids "
+            "without them; leave features_folder empty, or new_tokens=none"
+        )
+
+
+def _of_text(plain, given):
+    if not {"asr_ratio", "text_file"} <= plain.keys():
+        return
+    ratio, file = plain["asr_ratio"], plain["text_file"]
+    if ratio < 1 and not file:
+        yield (
+            f"asr_ratio={ratio}: there is no text_file for the other batches; "
+            "give a text of a sentence a line, or asr_ratio=1"
+        )
+    if ratio == 1 and file:
+        yield (
+            f"text_file={file!r}: asr_ratio={ratio} leaves no batch for it; "
+            "choose asr_ratio below 1, or leave text_file empty"
+        )
+    names = _targets(plain)[0] if plain.get("adaptation") == "lora" else []
+    if ratio < 1 and names and not any(n.startswith("decoder.") for n in names):
+        yield (
+            f"asr_ratio={ratio}: adapters in the encoder alone train nothing that "
+            "reads text; choose lora_part=both or decoder, or asr_ratio=1"
         )
 
 

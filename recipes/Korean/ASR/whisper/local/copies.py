@@ -145,7 +145,7 @@ def difference(copied, original):
 
 
 def suppressed(whisper):
-    """Ids that no text holds, without timestamps.
+    """Ids that no text holds, without timestamps and what is above them.
 
     Long audio is cut by timestamps; where they are not asked for, a model
     writes none.

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from transformers import WhisperForConditionalGeneration
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 
+from local.random_model import N_TIMESTAMPS
+
 # Whisper's list of suppressed tokens forbids these, which Korean labels hold.
 LABEL_CHARACTERS = set("/:~@#()[]\"'%*+-<>=^_`{|}\\$&;,.!?")
 STEPS_BETWEEN_END_CHECKS = 8  # each check makes the host wait for the device
@@ -38,11 +40,34 @@ def suppressed_tokens(tokenizer, n_vocabulary, suppressed_by_model):
     """
     end = tokenizer.eos_token_id
     ids = set(range(end + 1, n_vocabulary))
+    ids -= set(above_timestamps(tokenizer, n_vocabulary))
     for token in suppressed_by_model or []:
         text = tokenizer.decode([token]).strip()
         if token != end and not (text and set(text) <= LABEL_CHARACTERS):
             ids.add(token)
     return sorted(ids)
+
+
+def above_timestamps(tokenizer, n_vocabulary):
+    """Ids of text that other engines take for timestamps.
+
+    Arguments
+    ---------
+    tokenizer, n_vocabulary
+        As for ``suppressed_tokens``.
+
+    Returns
+    -------
+    list of int
+        Sorted ids behind the last timestamp; without special tokens, and
+        without rows that no token has, which fill a matrix up.
+    """
+    first = tokenizer.convert_tokens_to_ids("<|notimestamps|>") + 1
+    above = range(first + N_TIMESTAMPS, n_vocabulary)
+    if not above:  # asking for all tokens takes time
+        return []
+    known = set(tokenizer.get_vocab().values())
+    return sorted(known.intersection(above) - set(tokenizer.all_special_ids))
 
 
 def search(beam_size):

@@ -15,7 +15,17 @@ from typing import List, NamedTuple
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from local import audio, decode, loss, model, sources, text, trained
+from local import (
+    audio,
+    decode,
+    loss,
+    model,
+    saved_weights,
+    sources,
+    text,
+    trained,
+    vocabulary,
+)
 from speechbrain.utils.autocast import AMPConfig, TorchAutocast
 
 
@@ -68,7 +78,11 @@ def load_tokenizer(source):
                 f"model '{source.path}' is CTranslate2's, which is not "
                 "installed: pip install ctranslate2 (faster-whisper brings it)"
             )
-    return sources.load_tokenizer(hub)
+    tokenizer = sources.load_tokenizer(hub)
+    if source.kind != "checkpoint":
+        return tokenizer
+    new = saved_weights.new_tokens(source.path, trained.identity(source))
+    return vocabulary.added_to(tokenizer, new)
 
 
 def load(

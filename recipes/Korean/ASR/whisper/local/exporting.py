@@ -23,6 +23,8 @@ from local import (
     adapter_folder,
     checkpoints,
     copies,
+    decode,
+    engines,
     files,
     random_model,
     trained,
@@ -261,12 +263,21 @@ def require_adapter(source):
     raise ValueError(f"--format adapter: model '{source.path}': {why}")
 
 
-def require_ctranslate2():
-    """Raises ValueError where CTranslate2 is not installed."""
+def require_ctranslate2(source):
+    """Raises ValueError where CTranslate2 is missing, or cannot run a model."""
     if importlib.util.find_spec("ctranslate2") is None:
         raise ValueError(
             "--format ct2: CTranslate2 is not installed; pip install "
             "ctranslate2 faster-whisper, or choose --format hf"
+        )
+    tokenizer = engines.load_tokenizer(source)
+    n_ids = max(tokenizer.get_vocab().values()) + 1
+    if above := decode.above_timestamps(tokenizer, n_ids):
+        raise ValueError(
+            f"--format ct2: model '{source.path}': it has {len(above)} tokens "
+            "above the timestamps (new_tokens=extend), which CTranslate2 and "
+            "faster-whisper take for timestamps; choose --format hf, or train "
+            "with new_tokens=replace"
         )
 
 
@@ -295,6 +306,8 @@ def provenance_of(given, source, whisper):
         meta = _meta(Path(source.path))
         told |= {"checkpoint": Path(source.path).name, "scores": meta}
         told |= trained.identity(source)
+        if new := told.get("new_tokens"):  # the tokenizer has the rest
+            told["new_tokens"] = {"mode": new["mode"], "n": len(new["ids"])}
     elif earlier.is_file():
         told = json.loads(earlier.read_text(encoding="utf-8"))
     elif source.kind == "adapter":
@@ -364,6 +377,9 @@ def _generation_config(whisper):
         suppress_tokens=copies.suppressed(whisper),
     )
     source = _source_generation_config(whisper.identity["whisper_hub"])
+    if decode.above_timestamps(tokenizer, whisper.config.vocab_size):
+        # Two of them in a row would end a segment, and what follows is lost.
+        ours["force_unique_generate_call"] = True
     return GenerationConfig(**{**source, **ours})
 
 

@@ -53,6 +53,8 @@ class Loop(sb.Brain):
         Both in the checkpointer's recoverables.
     of_memory : dict
         Names of ``out_of_memory.SETTINGS`` to their values.
+    test_loader_kwargs : dict
+        Of the test sets' DataLoader.
     **options
         Of ``speechbrain.Brain``.
     """
@@ -64,9 +66,11 @@ class Loop(sb.Brain):
         early_stopping,
         monitor,
         of_memory,
+        test_loader_kwargs,
         **options,
     ):
         super().__init__(**options)
+        self.test_loader_kwargs = test_loader_kwargs
         self.of_memory = of_memory
         self.seed, self.valid_interval_steps = seed, valid_interval_steps
         self.early_stopping, self.monitor = early_stopping, monitor
@@ -75,6 +79,7 @@ class Loop(sb.Brain):
             monitor.folder = Path(self.checkpointer.checkpoints_dir)
         self.epoch, self.n_steps, self.rate = 0, 0, 0.0
         self.loaders = {}
+        self.context, self.test_scores = "full", {}
         self.validated_step = self.saved_step = 0
         self.since_sound = []
 
@@ -178,6 +183,11 @@ class Loop(sb.Brain):
         """Of an epoch."""
         n = len(self.train_sampler)
         return min(n, self.debug_batches) if self.debug else n
+
+    @property
+    def is_text(self):
+        """Whether the micro-batch at hand is text without audio."""
+        return self.train_sampler.n_clips[self.step - 1] == 0
 
     @property
     def completes_a_step(self):
@@ -300,6 +310,27 @@ class Loop(sb.Brain):
         self.monitor.validated(n, self.epoch, self.rate, scores, shares)
         self.save(self.step == self.n_micro_batches, **scores)
         guard.require_sound(self.since_sound)
+
+    def test(self, test_sets, contexts, suffix=""):
+        """Scores every test set at each of some contexts.
+
+        Arguments
+        ---------
+        test_sets : dict
+            Name to dataset.
+        contexts : list of str
+            Of "full" and "true_length".
+        suffix : str
+            Of the names of scores.
+        """
+        for name, data in test_sets.items():
+            for self.context in contexts:
+                self.test_name = f"{name}{suffix}"
+                if self.context != "full":
+                    self.test_name += f".{self.context}"
+                options = dict(self.test_loader_kwargs)  # it changes them
+                self.evaluate(data, test_loader_kwargs=options)
+        self.context = "full"
 
     def save(self, end_of_epoch=False, **meta):
         """Keeps a checkpoint; its meta tells where it was made."""

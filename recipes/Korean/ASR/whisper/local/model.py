@@ -16,9 +16,12 @@ from safetensors.torch import load_file, save_file
 from local import (
     features,
     lora as adapters,
+    new_rows as rows,
     quantized,
     random_model,
+    saved_weights,
     sources,
+    vocabulary,
 )
 from speechbrain.integrations.huggingface.whisper import Whisper as WhisperLobe
 from speechbrain.utils.checkpoints import (
@@ -64,13 +67,17 @@ class Whisper(WhisperLobe):
         Where ``random:SIZE`` is built, in a folder for each size and seed,
         and found again by the next start.
     seed : int
-        For ``random:SIZE``, and the adapters' first weights.
+        For ``random:SIZE``, the adapters' first weights, new rows.
     base_precision : str
         Of the frozen base of adapters: one of ``quantized.BASE_PRECISIONS``.
     lora : local.lora.Lora or None
         Of adaptation "lora".
     device : str
         Where a quantised base is loaded to.
+    new_tokens : local.vocabulary.NewTokens or None
+        Not beside adapters.
+    new_rows : str
+        How their rows start: one of ``local.new_rows.STARTS``.
 
     Attributes
     ----------
@@ -78,6 +85,8 @@ class Whisper(WhisperLobe):
         Whether nothing of the encoder is trained.
     identity : dict
         What a checkpoint's weights belong to.
+    new_ids : list of int
+        Of the new tokens.
     """
 
     def __init__(
@@ -91,6 +100,8 @@ class Whisper(WhisperLobe):
         base_precision="fp32",
         lora=None,
         device="cpu",
+        new_tokens=None,
+        new_rows="mean",
     ):
         source = whisper_hub
         if whisper_hub.startswith(sources.RANDOM):
@@ -109,6 +120,7 @@ class Whisper(WhisperLobe):
             self.identity["seed"] = seed
         # The hub stores fp16; updates of 1e-5 need fp32.
         quantized.prepare(self.model, base_precision)
+        self.new_ids = self._add(new_tokens, new_rows, seed)
         self.lora = lora if adaptation == "lora" else None
         if self.lora:
             self.adapted = adapters.inject(self.model, lora, seed)
@@ -128,11 +140,20 @@ class Whisper(WhisperLobe):
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
         if compile_layers:
-            for layer in [
-                *self.model.encoder.layers,
-                *self.model.decoder.layers,
-            ]:
+            whole = self.model
+            for layer in (*whole.encoder.layers, *whole.decoder.layers):
                 layer.compile(dynamic=True)
+
+    def _add(self, new_tokens, new_rows, seed):
+        if new_tokens is None:
+            return []
+        before = self.tokenizer
+        self.tokenizer = vocabulary.added_to(before, new_tokens)
+        parts = vocabulary.old_parts(before, new_tokens)
+        rows.start(self.model, new_tokens, parts, new_rows, seed)
+        self.config.vocab_size = self.model.config.vocab_size
+        self.identity["new_tokens"] = new_tokens._asdict()
+        return sorted(parts)
 
     def _from_pretrained(self, source, **options):
         # The lobe hands no options on.
@@ -370,29 +391,8 @@ class Whisper(WhisperLobe):
         del end_of_epoch
         saved = load_file(self._weights_file(Path(path)))
         own = self.trained_state()
-        if saved.keys() != own.keys():
-            raise ValueError(
-                f"{path} holds other weights than adaptation="
-                f"'{self.identity['adaptation']}' trains: "
-                f"{sorted(saved.keys() ^ own.keys())[:3]} …"
-            )
         identity = json.loads(Path(path).read_text(encoding="utf-8"))
-        theirs, ours = (
-            one.get("base_sha256") for one in (identity, self.identity)
-        )
-        if theirs and ours != theirs:
-            raise ValueError(
-                f"{path} was trained beside other weights than those of "
-                f"whisper_hub='{self.identity['whisper_hub']}' here: their "
-                f"SHA-256 is {theirs}, not {ours}; give the source it was "
-                "trained from"
-            )
-        for name, tensor in own.items():
-            if saved[name].shape != tensor.shape:  # copy_ would broadcast
-                raise ValueError(
-                    f"{path} holds another size: {name} has the shape "
-                    f"{tuple(saved[name].shape)}, not {tuple(tensor.shape)}"
-                )
+        saved_weights.require_own(path, saved, own, identity, self.identity)
         for name, tensor in own.items():
             tensor.copy_(saved[name])
 

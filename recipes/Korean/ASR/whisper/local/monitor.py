@@ -61,8 +61,11 @@ class Monitor:
         self.with_tensorboard = with_tensorboard
         self.bar = self.tensorboard = None
         self.on_device = []  # a tensor for each step that was not fetched yet
-        self.window = []  # of each step since the last line: loss, tokens, norm
-        self.totals = [0.0, 0.0]  # nats and tokens since the last validation
+        # Of each step since the last line: nats, tokens, norm; and of those
+        # nats and tokens the text's.
+        self.window = []
+        # Since the last validation: nats, tokens, the text's nats and tokens.
+        self.totals = [0.0] * 4
         self.counts = {"skipped": 0, "failed": 0}  # since the run began
         self.n_in_row = self.most_in_row = 0  # skipped steps that count
         self.loss_scale = None  # of the last step, in fp16
@@ -149,8 +152,10 @@ class Monitor:
         step, epoch : int
         rate : float
         figures : torch.Tensor
-            (4,) or, in fp16, (5,), over all ranks: summed loss in nats,
-            tokens, clips that could not be read; gradient norm; loss scale.
+            (6,) or, in fp16, (7,), over all ranks: summed loss in nats,
+            tokens, items that could not be read; nats and tokens of text
+            without audio, which count in the first two as well; gradient
+            norm; loss scale.
         n_clips : int
             Over all ranks.
 
@@ -194,13 +199,13 @@ class Monitor:
             return
         rows = torch.stack(self.on_device).tolist()
         self.on_device = []
-        for nats, tokens, failed, norm, *scale in rows:
-            self.window.append([nats, tokens, norm])
+        for nats, tokens, failed, text_nats, text_tokens, norm, *scale in rows:
+            told = nats, tokens, text_nats, text_tokens
+            self.window.append([nats, tokens, norm, text_nats, text_tokens])
             self.loss_scale = scale[0] if scale else None
             self.counts["failed"] += int(failed)
             if math.isfinite(norm) and math.isfinite(nats):
-                self.totals[0] += nats
-                self.totals[1] += tokens
+                self.totals = [a + b for a, b in zip(self.totals, told)]
             self._count_skipped(math.isfinite(norm))
 
     def _count_skipped(self, is_finite):
@@ -213,9 +218,10 @@ class Monitor:
 
     def _tell(self, step, epoch, rate):
         finite = [row for row in self.window if math.isfinite(sum(row))]
-        nats, tokens, norms = map(sum, zip(*finite or [(math.nan,) * 3]))
+        sums = map(sum, zip(*finite or [(math.nan,) * 5]))
+        nats, tokens, norms, *text = sums
         stats = {
-            "loss": nats / max(tokens, 1),
+            **_losses(nats, tokens, *text),
             "grad_norm": norms / max(len(finite), 1),
             "skipped": len(self.window) - len(finite),
         }
@@ -252,9 +258,8 @@ class Monitor:
         """
         self.fetch()
         self._require_finite(step)
-        nats, tokens = self.totals
-        self.totals = [0.0, 0.0]
-        train = {"loss": nats / max(tokens, 1), **shares, **self.counts}
+        train = {**_losses(*self.totals), **shares, **self.counts}
+        self.totals = [0.0] * 4
         where = {"epoch": epoch, "steps": step, "lr": rate}
         self._log(where, train_stats=train, valid_stats=scores)
         self._append({"step": step, "epoch": epoch, "valid": scores})
@@ -312,7 +317,21 @@ class Monitor:
     def load(self, path, end_of_epoch):
         """Reads what ``save`` wrote."""
         del end_of_epoch
-        vars(self).update(json.loads(Path(path).read_text(encoding="utf-8")))
+        state = json.loads(Path(path).read_text(encoding="utf-8"))
+        no_text = 0.0, 0.0  # older checkpoints tell nothing of it
+        state["window"] = [[*row, *no_text][:5] for row in state["window"]]
+        state["totals"] = [*state["totals"], *no_text][:4]
+        vars(self).update(state)
+
+
+def _losses(nats, tokens, text_nats, text_tokens):
+    """Nats a token: of all; where there was text, of clips and of text."""
+    losses = {"loss": nats / max(tokens, 1)}
+    if text_tokens > 0:
+        if tokens > text_tokens:
+            losses["asr_loss"] = (nats - text_nats) / (tokens - text_tokens)
+        losses["text_loss"] = text_nats / text_tokens
+    return losses
 
 
 @contextlib.contextmanager

@@ -175,7 +175,8 @@ def _smaller_batch(settings, n_clips, context_s):
     most = settings.get("batch_size")
     length_s = settings.get("max_batch_length")
     if length_s and not (most and n_clips >= most):
-        half_s = min(length_s, n_clips * context_s) / 2
+        # Text without audio has no seconds: then all of the limit counts.
+        half_s = min(length_s, n_clips * context_s or length_s) / 2
         return f"--max_batch_length={max(1, int(half_s))}"
     return f"--batch_size={n_clips // 2}"
 

@@ -12,11 +12,13 @@ from local import (
     lora,
     mixture,
     model,
+    new_rows,
     optimizers,
     quantized,
     random_model,
     schedules,
     sources,
+    vocabulary,
 )
 from local.corpora.manifest import COLUMNS
 from local.metrics import METRICS
@@ -63,6 +65,13 @@ def _file_name(value):
 def _folder_or_empty(value):  # None: --setting= on the command line
     if not isinstance(value, (str, type(None))):
         return "give a folder, or nothing"
+
+
+def _file_or_empty(value):
+    if not isinstance(value, (str, type(None))):
+        return "give a file, or nothing"
+    if value and not Path(value).is_file():
+        return "there is no such file"
 
 
 def _model_source(value):
@@ -131,6 +140,11 @@ RULES = {
     "lora_dropout": _number(0, 0.99),
     "lora_target_modules": _target_modules,
     "lora_part": _choice(*lora.PARTS),
+    "new_tokens": _choice(*vocabulary.NEW_TOKENS),
+    "n_new_tokens": _count,
+    "new_tokens_text": _file_or_empty,
+    "new_rows": _choice(*new_rows.STARTS),
+    "new_rows_lr_multiplier": _number(0),
     "encoder_context": _choice(*model.CONTEXTS),
     "gradient_checkpointing": _boolean,
     "compile_layers": _boolean,
@@ -142,6 +156,9 @@ RULES = {
     "corpora": mixture.problems_of_corpora,
     "keep_no_speech": _boolean,
     "packing": _choice("none", "text", "timestamps"),
+    "asr_ratio": _number(0, 1, above=True),
+    "text_file": _file_or_empty,
+    "max_text_lines": _number(0, whole=True),
     "heldout_share": _number(0, 0.5, above=True),
     "manifest_folder": _folder_or_empty,
     "features_folder": _folder_or_empty,

@@ -312,8 +312,10 @@ def _other_checkpoints(plain):
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
             saved |= _optimizer(path.with_name("optimizer.ckpt"))
-        except ValueError:  # a damaged one is passed over
-            continue
+            new = saved.get("new_tokens", {"mode": "none"})
+            saved["new_tokens"] = new["mode"]
+        except (KeyError, TypeError, ValueError):
+            continue  # a damaged one is passed over
         different = [
             f"{name}={saved[name]!r}, this run has {plain[name]!r}"
             for name in saved

@@ -20,6 +20,7 @@ from local import (
     lora,
     model,
     quantized,
+    saved_weights,
     settings,
     sources,
 )
@@ -279,11 +280,12 @@ def load(source, device, random_folder, base_precision=None):
             base_precision=base_precision or told.get("base_precision", "fp32"),
             lora=_lora(told) if is_lora else None,
             device=device,
+            new_tokens=saved_weights.new_tokens(source.path, told),
         )
         if source.kind == "checkpoint":
             whisper.load(Path(source.path) / "whisper.ckpt", end_of_epoch=True)
         elif source.kind == "adapter":
-            _require_base(source, told, whisper.identity)
+            saved_weights.require_base(source.path, told, whisper.identity)
             adapter_folder.merge(whisper.model, source.path)
     return whisper.to(device).eval()
 
@@ -312,17 +314,6 @@ def _provenance(source):
     """What export.py has told of a copy; empty where it is none."""
     path = Path(source.path) / PROVENANCE
     return _json(path) if path.is_file() else {}
-
-
-def _require_base(source, told, found):
-    """As ``model.Whisper.load`` does for a checkpoint."""
-    theirs = told.get("base_sha256")
-    if theirs and theirs != found["base_sha256"]:
-        raise ValueError(
-            f"model '{source.path}' was trained beside other weights than those "
-            f"of '{told['whisper_hub']}' here: their SHA-256 is {theirs}, not "
-            f"{found['base_sha256']}; give the source it was trained from"
-        )
 
 
 def _lora(told):
