@@ -32,7 +32,7 @@ from transformers import WhisperTokenizer
 
 sys.path.insert(0, str(RECIPE))
 import report  # noqa: E402
-from local import dataio, files, synthesize  # noqa: E402
+from local import dataio, files, sources, synthesize  # noqa: E402
 
 HPARAMS = RECIPE / "hparams/quickstart.yaml"
 ASR_RATIO = 0.5
@@ -69,6 +69,7 @@ def run(arm, seed, given, folder):
         **ARMS[arm],
         "whisper_hub": os.path.abspath(given.whisper_hub),
         "data_folder": os.path.abspath(given.data_folder),
+        "manifest_folder": folder / "manifests",
         "output_folder": out,
         "seed": seed,
         "n_new_tokens": given.n_new_tokens,
@@ -91,15 +92,32 @@ def run(arm, seed, given, folder):
         settings["text_file"] = folder / "lines.txt"
     command = [f"--{name}={value}" for name, value in settings.items()]
     with open(out.with_suffix(".log"), "w", encoding="utf-8") as log:
-        subprocess.run(
-            [sys.executable, "train.py", HPARAMS, *command, *given.rest],
-            cwd=RECIPE,
-            env=os.environ | ENVIRONMENT,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            check=True,
-        )
+        start("train.py", HPARAMS, *command, *given.rest, stdout=log)
     return validations(out, given.whisper_hub, factor)
+
+
+def start(*command, **options):
+    """Runs a program of the recipe."""
+    subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=RECIPE,
+        env=os.environ | ENVIRONMENT,
+        stderr=subprocess.STDOUT,
+        check=True,
+        **options,
+    )
+
+
+def prepare(given, folder):
+    """Manifests and lines of text, for all runs."""
+    corpus = os.path.abspath(given.data_folder)
+    hub = "--whisper_hub", os.path.abspath(given.whisper_hub)
+    limit = "--max_duration_s", sources.context_seconds(hub[1])
+    start(
+        *("-m", "local.prepare", "manifest", corpus),
+        *("--out", folder / "manifests", *hub, *limit),
+    )
+    write_text(folder / "lines.txt", Path(corpus))
 
 
 def validations(out, whisper_hub, factor):
@@ -107,7 +125,7 @@ def validations(out, whisper_hub, factor):
     own = out / "tokenizer"
     name = str(own if own.is_dir() else Path(whisper_hub).resolve())
     tokenizer = WhisperTokenizer.from_pretrained(name)
-    with open(out / "manifests/valid.csv", encoding="utf-8") as file:
+    with open(out.parent / "manifests/valid.csv", encoding="utf-8") as file:
         texts = [row["wrd"] for row in csv.DictReader(file)]
     n_tokens = sum(1 + len(dataio.encode(text, tokenizer)) for text in texts)
     n_characters = sum(map(len, texts))
@@ -161,7 +179,7 @@ def main():
     arms = {arm: [] for arm in given.arms}
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        write_text(folder / "lines.txt", Path(given.data_folder))
+        prepare(given, folder)
         for seed in given.seeds:  # arms take turns
             for arm in given.arms:
                 arms[arm].append(run(arm, seed, given, folder))

@@ -14,12 +14,16 @@ TWO = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone")
 SETTINGS = {"number_of_epochs": 2, "lr": 0.0003, "warmup_steps": 4}
 BUDGET = {"encoder_context": "mixed", "max_batch_length": 12}
 FIXED = ("true_length", "full")  # contexts that hang on no chance
+# Of the lines of this file; on them the encoder has no part in a step.
+WITH_TEXT = {"asr_ratio": 0.4, "text_file": __file__, "new_tokens": "extend"}
+WITH_TEXT |= {"n_new_tokens": 20, "new_rows_lr_multiplier": 2.0}
 
 
 def settings(encoder_context):
     return {
         "encoder_context": encoder_context,
         "max_batch_length": 0,
+        **(WITH_TEXT if encoder_context == "true_length" else {}),
         **SETTINGS,
     }
 

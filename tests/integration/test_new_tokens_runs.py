@@ -132,7 +132,8 @@ def test_the_test_alone_scores_the_same(straight, here, text_file):
 
 
 def test_off_they_leave_nothing(here, tmp_path):
-    brain = here(tmp_path, log_interval_steps=1)
+    brain = here(tmp_path, "--optimizer_step_limit=2", log_interval_steps=1)
+    assert brain.optimizer_step == 2
     assert not (tmp_path / "tokenizer").exists()
     assert not any("text_loss" in row for row in told(brain))
     (saved,) = checkpoints(tmp_path)

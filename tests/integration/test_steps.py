@@ -30,7 +30,7 @@ class Plan:
 
     def __init__(self, n_micro_batches):
         self.contexts = [5120] * n_micro_batches
-        self.batches = [[0]] * n_micro_batches
+        self.n_clips = [1] * n_micro_batches
 
     def __len__(self):
         return len(self.contexts)
@@ -72,6 +72,7 @@ def make_brain(tmp_path, corpus, hub):
             early_stopping=hparams["early_stopping"],
             monitor=hparams["monitor"],
             of_memory={},
+            test_loader_kwargs={},
             modules={"whisper": whisper},
             opt_class=hparams["opt_class"],
             hparams=hparams,

@@ -225,7 +225,7 @@ def test_what_is_wrong_with_all_splits_comes_in_one_error(tmp_path, tokenizer):
         split(tmp_path, "long.csv", "1,99,a.wav,,가"): "long.csv has no clip",
         split(tmp_path, "gone.csv", "1,1,x.wav,,가"): "none of its audio",
         split(tmp_path, "number.csv", "1,one,a.wav,,가"): "number.csv, line 2",
-        tmp_path / "missing.csv": "missing.csv",
+        tmp_path / "missing.csv": "missing.csv'; is manifest_folder right",
     }
     with pytest.raises(ValueError) as error:
         load_splits(tmp_path, dict.fromkeys([*wrong, sound], 30.0), tokenizer)

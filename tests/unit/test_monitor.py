@@ -11,6 +11,7 @@ from local.monitor import Monitor
 from speechbrain.utils.train_logger import FileTrainLogger
 
 NAN = float("nan")
+PATIENCE = 3
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def make(tmp_path, monkeypatch):
     """A Monitor that draws nothing, at the start of a run or later."""
     monkeypatch.setattr(curves, "draw", lambda *files: None)
 
-    def begun(every=2, step=0, state=None, patience=3):
+    def begun(every=2, step=0, state=None, patience=PATIENCE):
         logger = FileTrainLogger(tmp_path / "train_log.txt")
         one = Monitor(tmp_path, logger, every, False)
         if state:
@@ -87,6 +88,35 @@ def test_text_without_audio_is_told_apart_where_there_is_some(make, tmp_path):
     # (30 + 24 + 2) nats of 42 tokens; 15 nats of 14.
     assert "train asr_loss: 1.33, train text_loss: 1.07" in first
     assert "train loss: 1.00e-01" in second and "text_loss" not in second
+
+
+NONE = figures(0.0, tokens=0, failed=4.0, norm=0.0)
+TEXT = figures(9.0, tokens=6, failed=4.0, text=(9.0, 6.0))
+
+
+@pytest.mark.parametrize("row", [NONE, TEXT])
+def test_a_run_whose_clips_are_gone_stops(make, row, tmp_path):
+    one = make()  # fetches every second step
+    for step in range(1, PATIENCE):
+        one.step(step, 1, 0.1, row, 4)
+    one.save(tmp_path / "monitor.ckpt")
+    again = make(step=PATIENCE - 1, state=tmp_path / "monitor.ckpt")
+    again.step(PATIENCE, 1, 0.1, row, 4)
+    with pytest.raises(OSError, match=f"no clip of {PATIENCE} steps in a row"):
+        again.validated(PATIENCE, 1, 0.1, {}, {})
+    with pytest.raises(OSError, match="has the corpus gone"):
+        again.save(tmp_path / "monitor.ckpt")
+
+
+def test_a_clip_that_is_read_begins_the_count_anew(make):
+    one = make()
+    part = figures(5.0, tokens=10, failed=3.0)
+    text = figures(9.0, tokens=6, text=(9.0, 6.0))  # failed no clip
+    rows = [NONE] * (PATIENCE - 1) + [part] + [text] * PATIENCE
+    for step, row in enumerate([*rows, *[NONE] * (PATIENCE - 1)], 1):
+        one.step(step, 1, 0.1, row, 4)
+    one.fetch()
+    assert one.n_unread == PATIENCE - 1
 
 
 def test_a_checkpoint_of_before_there_was_text_is_read(make, tmp_path):

@@ -77,6 +77,19 @@ def told(error=CPU, n_clips=20, context_s=8.0, device="cpu", **changed):
     )
 
 
+def test_a_batch_that_is_scored_halves_its_own_setting():
+    error = out_of_memory.out_of_memory(
+        CPU, ["a"] * 9, [1.0] * 9, 30.0, 61, {"test_batch_size": 9}, "cpu"
+    )
+    assert "remedy: set --test_batch_size=4" in error
+    assert "grad_accumulation" not in error
+
+
+def test_text_without_audio_has_no_seconds():
+    error = told(n_clips=20, context_s=0.0, max_batch_length=40)
+    assert "--max_batch_length=20 or" in error
+
+
 def test_the_message(monkeypatch):
     monkeypatch.setattr(out_of_memory, "_peak_bytes", lambda device: 77.9e9)
     monkeypatch.setattr(out_of_memory, "device_bytes", lambda device: 85e9)

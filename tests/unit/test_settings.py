@@ -309,6 +309,10 @@ def test_all_problems_are_told_together(check):
 @pytest.mark.parametrize(
     "argument, message",
     [
+        (
+            "--optimizer_step_limit=ten",
+            "optimizer_step_limit='ten': give a who",
+        ),
         ("--batch_szie=4", "batch_szie: no such setting; did you mean batch_"),
         ("--learning=1", "learning: no such setting; there are .*lr, warmup"),
         (

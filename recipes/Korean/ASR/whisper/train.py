@@ -395,7 +395,7 @@ def main():
         train, valid, tests = dataio_prepare(
             hparams, tokenizer, label_fits, folder, kept, run_opts["test_only"]
         )
-        splits = {"train": train, "valid": valid, **tests}
+        splits = {**tests, "train": train, "valid": valid}
         settings.require_same_data(out, hparams["save_folder"], splits)
         if train is not None:
             weights = batching.weights(train.data.values(), hparams["corpora"])

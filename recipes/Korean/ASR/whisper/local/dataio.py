@@ -88,6 +88,11 @@ def load_split(csv_path, data_root, max_duration_s, label_fits):
     ValueError
         No row is left, or none of their audio files is there.
     """
+    if not csv_path.is_file():
+        raise FileNotFoundError(
+            f"no manifest '{csv_path}'; is manifest_folder right, or "
+            "train_csv, valid_csv, test_csv?"
+        )
     rows = manifest.read(csv_path, data_root)
     too_long = [k for k, r in rows.items() if r["duration"] > max_duration_s]
     too_many = [k for k, r in rows.items() if not label_fits(r["wrd"])]

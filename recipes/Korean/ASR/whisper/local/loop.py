@@ -71,6 +71,8 @@ class Loop(sb.Brain):
     ):
         super().__init__(**options)
         self.test_loader_kwargs = test_loader_kwargs
+        if self.optimizer_step_limit is not None:  # it comes as a text
+            self.optimizer_step_limit = int(self.optimizer_step_limit)
         self.of_memory = of_memory
         self.seed, self.valid_interval_steps = seed, valid_interval_steps
         self.early_stopping, self.monitor = early_stopping, monitor
@@ -79,7 +81,8 @@ class Loop(sb.Brain):
             monitor.folder = Path(self.checkpointer.checkpoints_dir)
         self.epoch, self.n_steps, self.rate = 0, 0, 0.0
         self.loaders = {}
-        self.context, self.test_scores = "full", {}
+        self.context, self.context_s = "full", 0.0  # the model's, set later
+        self.test_scores = {}
         self.validated_step = self.saved_step = 0
         self.since_sound = []
 
@@ -245,6 +248,13 @@ class Loop(sb.Brain):
         return out_of_memory.explained(
             batch, n_samples / audio.SAMPLE_RATE, self.of_memory, self.device
         )
+
+    def evaluate_batch(self, batch, stage):
+        """As the stock one; out of memory is told as in training."""
+        settings = {"test_batch_size": len(batch.id)}
+        longest = batch, self.context_s, settings, self.device
+        with out_of_memory.explained(*longest):
+            return super().evaluate_batch(batch, stage)
 
     def between_steps(self):
         """Validation, checkpoint or end, as step, clock or signal ask."""

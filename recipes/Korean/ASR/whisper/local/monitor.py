@@ -68,6 +68,7 @@ class Monitor:
         self.totals = [0.0] * 4
         self.counts = {"skipped": 0, "failed": 0}  # since the run began
         self.n_in_row = self.most_in_row = 0  # skipped steps that count
+        self.n_unread = 0  # steps in a row of which no clip could be read
         self.loss_scale = None  # of the last step, in fp16
         self.last_step = 0
         self.offset = 0  # bytes of curves.jsonl at the checkpoint
@@ -176,9 +177,15 @@ class Monitor:
         self._clock()
         self._tell(step, epoch, rate)
         self.window = []
-        self._require_finite(step)
+        self._require_progress(step)
 
-    def _require_finite(self, step):
+    def _require_progress(self, step):
+        if self.n_unread >= self.nonfinite_patience:
+            raise OSError(
+                f"no clip of {self.n_unread} steps in a row before step {step} "
+                "could be read: has the corpus gone? log.txt names them; bring "
+                "it back, then start the same command again"
+            )
         if self.most_in_row < self.nonfinite_patience:
             return
         where, remedy = "", ""
@@ -204,6 +211,10 @@ class Monitor:
             self.window.append([nats, tokens, norm, text_nats, text_tokens])
             self.loss_scale = scale[0] if scale else None
             self.counts["failed"] += int(failed)
+            if tokens > text_tokens:  # any label has its end token
+                self.n_unread = 0
+            elif failed:
+                self.n_unread += 1
             if math.isfinite(norm) and math.isfinite(nats):
                 self.totals = [a + b for a, b in zip(self.totals, told)]
             self._count_skipped(math.isfinite(norm))
@@ -257,7 +268,7 @@ class Monitor:
             Name to number: of the validation; of the batches of this epoch.
         """
         self.fetch()
-        self._require_finite(step)
+        self._require_progress(step)
         train = {**_losses(*self.totals), **shares, **self.counts}
         self.totals = [0.0] * 4
         where = {"epoch": epoch, "steps": step, "lr": rate}
@@ -298,7 +309,7 @@ class Monitor:
             The run must stop: one that went on from here would stop, too.
         """
         self.fetch()
-        self._require_finite(self.last_step)
+        self._require_progress(self.last_step)
         curves_file = self.folder / CURVES
         offset = 0
         if curves_file.exists():
@@ -309,6 +320,7 @@ class Monitor:
             "totals": self.totals,
             "counts": self.counts,
             "n_in_row": self.n_in_row,
+            "n_unread": self.n_unread,
             "offset": offset,
         }
         Path(path).write_text(json.dumps(state), encoding="utf-8")

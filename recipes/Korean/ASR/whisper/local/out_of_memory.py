@@ -169,9 +169,11 @@ def _smaller_model(settings):
 
 
 def _smaller_batch(settings, n_clips, context_s):
-    """Half of the limit that this batch has met; None for a single clip."""
+    """Half of the limit that a batch has met; None for a single clip."""
     if n_clips < 2:
         return None
+    if "test_batch_size" in settings:
+        return f"--test_batch_size={n_clips // 2}"
     most = settings.get("batch_size")
     length_s = settings.get("max_batch_length")
     if length_s and not (most and n_clips >= most):

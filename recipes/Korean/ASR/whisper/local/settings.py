@@ -250,6 +250,11 @@ def _contradictions(plain, run_opts):
             "distributed_backend='nccl': not on CPUs; give "
             "--distributed_backend=gloo --device=cpu"
         )
+    limit = run_opts["optimizer_step_limit"]  # a text, as it was typed
+    if limit is not None and not str(limit).isdecimal():
+        problems.append(
+            f"optimizer_step_limit={limit!r}: give a whole number of steps"
+        )
     problems += _missing_folders(plain)
     if "save_folder" not in plain:
         return problems

@@ -300,7 +300,8 @@ def for_run(
         both = manifests / train_csv, manifests / valid_csv
         arguments = path, Path(save_folder), asked, tokenizer, both
         ranks.on_first(_provide, *arguments)
-    told = _stored(path)
+    # The first rank's: hosts may share no disk.
+    told = ranks.gather(_stored(path) if ranks.here()[0] == 0 else None)[0]
     if told is None:
         raise FileNotFoundError(
             f"{path} is not there, where new_tokens='{mode}' has its tokens; "
