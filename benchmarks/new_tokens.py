@@ -10,7 +10,7 @@ Out: a table of validations, and new_tokens.json.
 
 Each arm is a run of train.py on the same clips. Losses of several vocabularies
 compare by the character of the reference, not by the token. An arm with text
-makes as many more steps as it has batches of text: all see the same audio.
+makes as many more steps as it has batches of text: all see about the same audio.
 What else is on the command line goes to train.py: --lr=0.0003
 """
 
@@ -90,10 +90,11 @@ def run(arm, seed, given, folder):
         del settings["n_new_tokens"]
     if has_text:
         settings["text_file"] = folder / "lines.txt"
+    settings |= dict(one[2:].split("=", 1) for one in given.rest)
     command = [f"--{name}={value}" for name, value in settings.items()]
     with open(out.with_suffix(".log"), "w", encoding="utf-8") as log:
-        start("train.py", HPARAMS, *command, *given.rest, stdout=log)
-    return validations(out, given.whisper_hub, factor)
+        start("train.py", HPARAMS, *command, stdout=log)
+    return validations(out, given.whisper_hub, factor, given.every)
 
 
 def start(*command, **options):
@@ -120,7 +121,7 @@ def prepare(given, folder):
     write_text(folder / "lines.txt", Path(corpus))
 
 
-def validations(out, whisper_hub, factor):
+def validations(out, whisper_hub, factor, every):
     """Audio steps, CER in percent and nats a character of each."""
     own = out / "tokenizer"
     name = str(own if own.is_dir() else Path(whisper_hub).resolve())
@@ -132,7 +133,7 @@ def validations(out, whisper_hub, factor):
     found = []
     for line in (out / "curves.jsonl").read_text("utf-8").splitlines():
         line = json.loads(line)
-        if "valid" in line:
+        if "valid" in line and line["step"] % (factor * every) == 0:
             loss = line["valid"]["loss"] * n_tokens / n_characters
             scores = {"loss": loss, "CER": line["valid"]["CER"]}
             found.append({"step": line["step"] // factor, **scores})

@@ -17,6 +17,7 @@ FIXED = ("true_length", "full")  # contexts that hang on no chance
 # Of the lines of this file; on them the encoder has no part in a step.
 WITH_TEXT = {"asr_ratio": 0.4, "text_file": __file__, "new_tokens": "extend"}
 WITH_TEXT |= {"n_new_tokens": 20, "new_rows_lr_multiplier": 2.0}
+WITH_TEXT |= {"grad_accumulation_factor": 3}  # text before and behind a sum
 
 
 def settings(encoder_context):

@@ -12,6 +12,7 @@ import soundfile
 import torch
 import transformers
 from local import checkpoints, copies, decode, exporting, random_model, trained
+from outputs import greedy_text
 
 N_MOST = 8  # tokens
 
@@ -200,20 +201,8 @@ def test_faster_whisper_writes_the_same(thirty, tmp_path, clips):
     whole = numpy.tile(numpy.concatenate(clips), 9)
     for start in (0, 7000, 70000):
         clip = whole[start : start + 30 * 16000]
-        segments, _ = loaded.transcribe(
-            clip,
-            language="ko",
-            suppress_tokens=[],
-            beam_size=1,
-            temperature=0,
-            without_timestamps=True,
-            max_new_tokens=2 * N_MOST - 4,  # half of them, and of the prefix
-            compression_ratio_threshold=None,
-            log_prob_threshold=None,
-            no_speech_threshold=None,
-        )
-        written = "".join(segment.text for segment in segments)
-        assert written.strip() == texts_of(whisper, [clip])[0].strip() != ""
+        written = greedy_text(loaded, clip, N_MOST)
+        assert written == texts_of(whisper, [clip])[0].strip() != ""
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from local import (
     trained,
     vocabulary,
 )
+from outputs import greedy_text
 
 N_MOST, N_CLIPS, LAST_TIMESTAMP = 24, 4, 51864
 TEXTS = [
@@ -209,20 +210,8 @@ def test_what_is_replaced_is_written_by_faster_whisper(added, converted, clips):
     for start in (0, 7000, 70000, 90000):
         # It pads the features of a short clip, not its sound.
         clip = numpy.tile(clips[1], 5)[start : start + 30 * 16000]
-        segments, _ = loaded.transcribe(
-            clip,
-            language="ko",
-            suppress_tokens=[],
-            beam_size=1,
-            temperature=0,
-            without_timestamps=True,
-            max_new_tokens=2 * N_MOST - 4,  # half of them, and of the prefix
-            compression_ratio_threshold=None,
-            log_prob_threshold=None,
-            no_speech_threshold=None,
-        )
-        written = "".join(segment.text for segment in segments)
-        assert written.strip() == texts_of(whisper, [clip])[0].strip() != ""
+        written = greedy_text(loaded, clip, N_MOST)
+        assert written == texts_of(whisper, [clip])[0].strip() != ""
         assert in_a_row(rows_of(whisper, [clip]), whisper.new_ids)
 
 

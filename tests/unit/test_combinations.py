@@ -81,6 +81,15 @@ COMBINATIONS = [
         ],
         [UNREAD],
     ),
+    (
+        [
+            TEXT,
+            "--asr_ratio=0.5",
+            LORA,
+            "--lora_target_modules=.*encoder_attn.(q|k|v)_proj",
+        ],
+        [UNREAD],
+    ),
     (["--new_tokens=extend", "--new_rows=normal"], []),
     (["--new_tokens=replace", FROZEN], []),
     (["--new_rows=normal"], ["new_rows: new_tokens='none' adds none; choose"]),

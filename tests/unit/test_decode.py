@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import noise
 from local import decode
-from transformers import WhisperForConditionalGeneration
+from transformers import AddedToken, WhisperForConditionalGeneration
 from whisper.tokenizer import get_tokenizer
 
 END = 50257
@@ -390,6 +390,9 @@ def test_text_above_the_timestamps_is_not_suppressed(tokenizer):
     longer.add_tokens(["뷁뷁", "쀍쀍"])
     longer.add_special_tokens({"additional_special_tokens": ["<|own|>"]})
     assert longer.convert_tokens_to_ids("<|own|>") == 51867
+    # In no list of special tokens, but one of them.
+    longer.add_tokens([AddedToken("<|spk|>", special=True)])
+    assert longer.convert_tokens_to_ids("<|spk|>") == 51868
     for n_vocabulary, n_above in ((51865, 0), (51866, 1), (51880, 2)):
         above = list(range(51865, 51865 + n_above))
         assert decode.above_timestamps(longer, n_vocabulary) == above

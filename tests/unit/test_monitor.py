@@ -108,6 +108,15 @@ def test_a_run_whose_clips_are_gone_stops(make, row, tmp_path):
         again.save(tmp_path / "monitor.ckpt")
 
 
+def test_lines_that_cannot_be_read_stop_no_run(make):
+    one = make()
+    rows = figures(9.0, tokens=6, failed=1.0, text=(9.0, 6.0)), NONE
+    for step in range(1, 3 * PATIENCE):
+        one.step(step, 1, 0.1, rows[step % 2], 0)
+    one.validated(3 * PATIENCE, 1, 0.1, {"CER": 3.0}, {})
+    assert one.counts["failed"] > 0
+
+
 def test_a_clip_that_is_read_begins_the_count_anew(make):
     one = make()
     part = figures(5.0, tokens=10, failed=3.0)

@@ -88,6 +88,7 @@ def test_a_batch_that_is_scored_halves_its_own_setting():
 def test_text_without_audio_has_no_seconds():
     error = told(n_clips=20, context_s=0.0, max_batch_length=40)
     assert "--max_batch_length=20 or" in error
+    assert "batch: 20 line(s) (clip0" in error
 
 
 def test_the_message(monkeypatch):

@@ -138,9 +138,9 @@ WRONG = {
         ("True", "choose none, text, timestamps"),
     ],
     "asr_ratio": [
-        ("0", "give a number above 0, at most 1"),
-        ("1.5", "above 0, at most 1"),
-        ("half", "above 0, at most 1"),
+        ("0", "give a number of at least 0.01, at most 1"),
+        ("1.5", "of at least 0.01, at most 1"),
+        ("half", "of at least 0.01, at most 1"),
     ],
     "text_file": [
         ("[a]", "give a file, or nothing"),

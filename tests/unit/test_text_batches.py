@@ -202,7 +202,7 @@ def test_a_run_goes_on_within_an_epoch_of_the_same_text_alone(tmp_path):
     of().load(file, end_of_epoch=False)
     _, alone = plans()
     others = {
-        "text_file=one, this run has two": of("two"),
+        "text_file's lines=one, this run has two": of("two"),
         "asr_ratio=0.6, this run has 0.5": of(asr_ratio=0.5),
         "asr_ratio=0.6, this run has None": alone,
     }

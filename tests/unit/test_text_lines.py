@@ -209,5 +209,6 @@ def test_the_digest_tells_other_lines_apart(lines):
         lines(content, 10, 2),
         lines(f"{content}a\n", 10, 1),
         lines(content.replace("7\n8\n", "78\n\n"), 10, 1),
+        lines(content.replace("7\n8\n", "8\n7\n"), 10, 1),
     ]
     assert digest not in [one.digest for one in others]

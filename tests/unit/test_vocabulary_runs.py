@@ -137,11 +137,11 @@ def test_checkpoints_keep_their_tokens(start, once, tmp_path):
     with pytest.raises(ValueError, match="but n_new_tokens changed since"):
         start(n_tokens=3)
     manifest(tmp_path / "train.csv", TRAIN[1:])
-    with pytest.raises(ValueError, match="new_tokens, transcripts changed"):
+    with pytest.raises(ValueError, match="new_tokens, texts changed"):
         start("extend")
     elsewhere = tmp_path / "elsewhere"
     (tmp_path / "out/save").rename(elsewhere)
-    with pytest.raises(ValueError, match="transcripts changed"):
+    with pytest.raises(ValueError, match="texts changed"):
         start(save_folder=str(elsewhere))
 
 
@@ -158,7 +158,7 @@ def test_damaged_tokens_are_told(start, tmp_path, content):
 
 
 def test_a_test_needs_its_tokens(start, tmp_path):
-    with pytest.raises(FileNotFoundError, match="new_tokens='replace'"):
+    with pytest.raises(FileNotFoundError, match="start without --test_only learns"):
         start(test_only=True)
     assert not (tmp_path / "out").exists()
 

@@ -20,6 +20,8 @@ OF_NEW_TOKENS = {
     "new_rows",
     "new_rows_lr_multiplier",
 }
+# Of text they see a state of zeros.
+DEAF = tuple(f".encoder_attn.{name}_proj" for name in "qkv")
 FREEZING = {"adaptation", "lora_part", "lora_target_modules"}
 NEED_WAVEFORMS = {
     **WAVEFORMS_CHANGE,
@@ -189,10 +191,12 @@ def _of_text(plain, given):
             "choose asr_ratio below 1, or leave text_file empty"
         )
     names = _targets(plain)[0] if plain.get("adaptation") == "lora" else []
-    if ratio < 1 and names and not any(n.startswith("decoder.") for n in names):
+    reads = [n for n in names if n[:8] == "decoder." and not n.endswith(DEAF)]
+    if ratio < 1 and names and not reads:
         yield (
-            f"asr_ratio={ratio}: adapters in the encoder alone train nothing that "
-            "reads text; choose lora_part=both or decoder, or asr_ratio=1"
+            f"asr_ratio={ratio}: adapters in the encoder, or in the attention to "
+            "it, train nothing that reads text; choose lora_part=both with "
+            "lora_target_modules=[q_proj, v_proj], or asr_ratio=1"
         )
 
 

@@ -83,7 +83,11 @@ def draw(curves_file, picture):
     steps, valid_steps = _column(train, "step"), _column(valid, "step")
     figure, panels = _figure([2.4, 2.4, 1.3, 1.6])
     losses, errors, rates, norms = panels
-    _draw_scatter(losses, steps, _column(train, "loss"), BLUE, "training")
+    # Of clips alone, as the validation is, where there is text without audio.
+    all_losses, of_clips = _column(train, "loss"), _column(train, "asr_loss")
+    has_text = np.isfinite(_column(train, "text_loss"))
+    heard = np.where(has_text, of_clips, all_losses)
+    _draw_scatter(losses, steps, heard, BLUE, "training")
     valid_losses = _column(scores, "loss")
     _draw_line(losses, valid_steps, valid_losses, RED, "validation")
     _draw_errors(errors, valid_steps, scores)

@@ -6,6 +6,7 @@ Out: rows that fit the model; samples and tokens of one row.
 
 import os
 import random
+from pathlib import Path
 
 import torch
 
@@ -88,7 +89,7 @@ def load_split(csv_path, data_root, max_duration_s, label_fits):
     ValueError
         No row is left, or none of their audio files is there.
     """
-    if not csv_path.is_file():
+    if not Path(csv_path).is_file():
         raise FileNotFoundError(
             f"no manifest '{csv_path}'; is manifest_folder right, or "
             "train_csv, valid_csv, test_csv?"

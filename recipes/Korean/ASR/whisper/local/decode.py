@@ -67,7 +67,9 @@ def above_timestamps(tokenizer, n_vocabulary):
     if not above:  # asking for all tokens takes time
         return []
     known = set(tokenizer.get_vocab().values())
-    return sorted(known.intersection(above) - set(tokenizer.all_special_ids))
+    added = tokenizer.added_tokens_decoder.items()
+    special = {i for i, token in added if token.special}
+    return sorted(known.intersection(above) - special)
 
 
 def search(beam_size):

@@ -275,9 +275,9 @@ def require_ctranslate2(source):
     if above := decode.above_timestamps(tokenizer, n_ids):
         raise ValueError(
             f"--format ct2: model '{source.path}': it has {len(above)} tokens "
-            "above the timestamps (new_tokens=extend), which CTranslate2 and "
-            "faster-whisper take for timestamps; choose --format hf, or train "
-            "with new_tokens=replace"
+            "above the timestamps, which CTranslate2 and faster-whisper take "
+            "for timestamps; choose --format hf, or train with new_tokens="
+            "replace from a base without such tokens"
         )
 
 
@@ -379,6 +379,7 @@ def _generation_config(whisper):
     source = _source_generation_config(whisper.identity["whisper_hub"])
     if decode.above_timestamps(tokenizer, whisper.config.vocab_size):
         # Two of them in a row would end a segment, and what follows is lost.
+        # Of audio over 30 s, generate now hears the first 30 s alone.
         ours["force_unique_generate_call"] = True
     return GenerationConfig(**{**source, **ours})
 

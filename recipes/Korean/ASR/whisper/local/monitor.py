@@ -60,7 +60,7 @@ class Monitor:
         self.log_interval_steps = log_interval_steps
         self.with_tensorboard = with_tensorboard
         self.bar = self.tensorboard = None
-        self.on_device = []  # a tensor for each step that was not fetched yet
+        self.on_device = []  # figures and clips of each step not fetched yet
         # Of each step since the last line: nats, tokens, norm; and of those
         # nats and tokens the text's.
         self.window = []
@@ -168,7 +168,7 @@ class Monitor:
             A file cannot be written; tells which.
         """
         self.last_step = step
-        self.on_device.append(figures)
+        self.on_device.append((figures, n_clips))
         self.n_clips += n_clips
         self.bar.update()
         if step % self.log_interval_steps:
@@ -204,16 +204,18 @@ class Monitor:
         """Figures from the device; the host waits for all steps so far."""
         if not self.on_device:
             return
-        rows = torch.stack(self.on_device).tolist()
+        figures, n_clips = zip(*self.on_device)
+        rows = zip(n_clips, torch.stack(figures).tolist())
         self.on_device = []
-        for nats, tokens, failed, text_nats, text_tokens, norm, *scale in rows:
+        for n, row in rows:
+            nats, tokens, failed, text_nats, text_tokens, norm, *scale = row
             told = nats, tokens, text_nats, text_tokens
             self.window.append([nats, tokens, norm, text_nats, text_tokens])
             self.loss_scale = scale[0] if scale else None
             self.counts["failed"] += int(failed)
             if tokens > text_tokens:  # any label has its end token
                 self.n_unread = 0
-            elif failed:
+            elif failed and n:  # not lines of text alone
                 self.n_unread += 1
             if math.isfinite(norm) and math.isfinite(nats):
                 self.totals = [a + b for a, b in zip(self.totals, told)]

@@ -116,6 +116,8 @@ def _batch(ids, durations_s, context_s, n_tokens):
     names = ", ".join(map(str, ids[:N_NAMED]))
     if len(ids) > N_NAMED:
         names += ", …"
+    if not context_s:  # text without audio
+        return f"{len(ids)} line(s) ({names}), the longest {n_tokens} tokens"
     lengths = sorted(float(seconds) for seconds in durations_s) or [0.0]
     return (
         f"{len(ids)} clip(s) of {lengths[0]:.1f} to {lengths[-1]:.1f} s "

@@ -139,10 +139,6 @@ def merges(texts, tokenizer, n_most):
     # Twice as many as asked for, to choose from.
     found = _making(_pieces(words, n_most), tokenizer, 2 * n_most)
     found = _most_used(found, words, tokenizer, n_most)
-    made = set(tokenizer.get_vocab())
-    for left, right in found:
-        assert left in made and right in made, (left, right)
-        made.add(left + right)
     return [list(pair) for pair in found]
 
 

@@ -156,7 +156,7 @@ RULES = {
     "corpora": mixture.problems_of_corpora,
     "keep_no_speech": _boolean,
     "packing": _choice("none", "text", "timestamps"),
-    "asr_ratio": _number(0, 1, above=True),
+    "asr_ratio": _number(0.01, 1),
     "text_file": _file_or_empty,
     "max_text_lines": _number(0, whole=True),
     "heldout_share": _number(0, 0.5, above=True),

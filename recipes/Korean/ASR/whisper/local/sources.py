@@ -163,6 +163,8 @@ def suppressed(source):
     """The ids that a source's own generation config suppresses."""
     from transformers import GenerationConfig
 
+    if source.startswith(RANDOM):
+        return None
     try:
         return GenerationConfig.from_pretrained(source).suppress_tokens
     except OSError:  # a folder without one

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from local import batching, dataio, text_lines
+from local import batching, dataio, ranks, text_lines
 from speechbrain.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -50,8 +50,8 @@ class MixedBatches(batching.Batches):
             logger.warning(told, asr_ratio, len(self))
 
     def _origin(self):
-        text = {"asr_ratio": self.asr_ratio, "text_file": self.digest}
-        return {**super()._origin(), **text}
+        lines = {"SHA-1 of text_file's lines": self.digest}
+        return {**super()._origin(), "asr_ratio": self.asr_ratio, **lines}
 
     def set_epoch(self, epoch):
         """Draws the plan of an epoch."""
@@ -80,62 +80,33 @@ class MixedBatches(batching.Batches):
 
     def _texts(self, n_texts, rng):
         """So many batches of lines of like size, in random order."""
-        drawn = self._drawn_lines(n_texts, rng)
-        sizes = self.n_bytes[drawn].astype(np.uint16)  # sorted the faster
-        n_lines = self._n_filling(n_texts, sizes)
-        by_size = np.argsort(sizes[:n_lines], kind="stable")[::-1]
-        batches, padded, start = [], [], 0
-        while start < n_lines:
-            longest = int(sizes[by_size[start]])
-            size = self.n_ranks * self._lines(longest)
-            batch = drawn[by_size[start : start + size]]
+        batches = []
+        while len(batches) < n_texts:
+            batches += self._some(n_texts - len(batches), rng)
+        if batches:  # what does not fit into memory fails soon
+            largest = np.argmax([self._padded(batch) for batch in batches])
+            batches[0], batches[largest] = batches[largest], batches[0]
+        return [len(self.durations_s) + batch for batch in batches]
+
+    def _some(self, n_most, rng):
+        """At most so many batches, in which no line comes twice.
+
+        Of as many lines as so many batches can hold, or of all.
+        """
+        n_lines = n_most * self.n_ranks * self.batch_size
+        drawn = rng.permutation(len(self.n_bytes))[:n_lines]
+        drawn = drawn[np.argsort(-self.n_bytes[drawn], kind="stable")]
+        batches, start = [], 0
+        while start < len(drawn):
+            size = self.n_ranks * self._lines(self.n_bytes[drawn[start]])
+            batch = drawn[start : start + size]
             # No rank goes without: a tail of too few lines is repeated.
-            batch = np.resize(batch, max(len(batch), self.n_ranks))
-            batches.append(len(self.durations_s) + batch.astype(np.int64))
-            padded.append(longest * len(batch))
+            batches.append(np.resize(batch, max(len(batch), self.n_ranks)))
             start += size
-        order = rng.permutation(len(batches))
-        if padded:  # what does not fit into memory fails soon
-            first = np.array(padded)[order].argmax()
-            order[[0, first]] = order[[first, 0]]
-        return [batches[i] for i in order]
+        return [batches[i] for i in rng.permutation(len(batches))[:n_most]]
 
-    def _n_filling(self, n_texts, sizes):
-        """How many lines, from the first, fill so many batches.
-
-        Found by halves: one line more makes one batch more at most.
-        """
-        n_lines, most = 0, len(sizes) + 1
-        while most - n_lines > 1:
-            middle = (n_lines + most) // 2
-            if self._n_cut(np.bincount(sizes[:middle])) > n_texts:
-                most = middle
-            else:
-                n_lines = middle
-        return n_lines
-
-    def _drawn_lines(self, n_texts, rng):
-        """Lines in random order, as many as so many batches take or more.
-
-        Where that is more than there are, all come before one comes again.
-        """
-        counts = np.bincount(self.n_bytes)
-        sizes = np.flatnonzero(counts)
-        full = [self.n_ranks * self._lines(size) for size in sizes]
-        n_passes = 1 + int(n_texts / (counts[sizes] / full).sum())
-        every = np.arange(len(self.n_bytes), dtype=np.int32)
-        return rng.permuted(np.tile(every, (n_passes, 1)), axis=1).ravel()
-
-    def _n_cut(self, counts):
-        """Batches of so many lines of each size, the longest first."""
-        n_batches = n_free = 0
-        for size in np.flatnonzero(counts)[::-1].tolist():
-            n_lines = int(counts[size]) - n_free
-            full = self.n_ranks * self._lines(size)
-            n_more = max(0, -(-n_lines // full))
-            n_batches += n_more
-            n_free = n_more * full - n_lines
-        return n_batches
+    def _padded(self, batch):
+        return len(batch) * self.n_bytes[batch].max()
 
     def _lines(self, n_bytes):
         """Lines of a batch and rank whose longest has so many bytes."""
@@ -255,6 +226,7 @@ def with_text(
     if asr_ratio == 1:
         return clips, partial(batching.Batches, weights=weights)
     lines = text_lines.TextLines(text_file, max_lines, seed, fits)
+    ranks.require_same("the SHA-1 of text_file's lines", lines.digest)
     batches_of = partial(
         MixedBatches, weights=weights, lines=lines, asr_ratio=asr_ratio
     )

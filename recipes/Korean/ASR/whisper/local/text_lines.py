@@ -54,7 +54,7 @@ class TextLines:
     sizes : numpy.ndarray
         (kept,) int32, bytes without the line's end.
     digest : str
-        Of what the lines follow from.
+        Of the file's lines, and which of them are kept.
 
     Raises
     ------
@@ -68,19 +68,20 @@ class TextLines:
         self.path = Path(path)
         _require_text(self.path)
         self._file = open(self.path, "rb")
-        self._keep(*self._found(_Draw(max_lines or sys.maxsize, seed), fits))
+        digest = hashlib.sha1()
+        draw = _Draw(max_lines or sys.maxsize, seed)
+        self._keep(*self._found(draw, fits, digest))
         self._tell()
-        n_bytes = os.fstat(self._file.fileno()).st_size
-        origin = f"{n_bytes} {self.counts['lines']} {seed} "
-        origin = origin.encode() + self.starts.tobytes()
-        self.digest = hashlib.sha1(origin).hexdigest()
+        digest.update(self.starts.tobytes())
+        self.digest = digest.hexdigest()
 
-    def _found(self, draw, fits):
+    def _found(self, draw, fits, digest):
         """Starts and sizes of the lines that are kept, and counts of all."""
         counts = Counter()
         starts, sizes = array("q"), array("i")
         for start, line in _lines(self._file):
             counts["lines"] += 1
+            digest.update(line + b"\n")
             reason = _cheap_reason(line)
             if not reason and not draw.wants():
                 continue

@@ -4,10 +4,9 @@ In: training transcripts, a source's tokenizer, how many and by which mode.
 Out: merges and their ids; the tokenizer that has them; tokens a syllable.
 """
 
-# A new token is made by a byte-level BPE merge, behind all the old ones, and
-# is no "added token": where no new merge fires, a text is encoded as before;
-# decoding joins bytes as before; every engine that reads the tokenizer's own
-# files understands it.
+# A new token is made by a byte-level BPE merge behind the old ones, and is no
+# "added token": where no new merge fires, and no old one is gone, a text is
+# encoded as before, and engines that read the tokenizer's files understand it.
 
 import copy
 import hashlib
@@ -289,33 +288,34 @@ def for_run(
     FileNotFoundError
         A file to learn from is missing; or, in a test, the tokens are.
     ValueError
-        The tokens are damaged, nothing can be learned, or there are
-        checkpoints of a model with other tokens.
+        They are damaged, cannot be learned, or checkpoints have others.
     """
     if mode == "none":
         return None
     path = Path(output_folder) / FOLDER / FILE
-    if not test_only:
-        asked = mode, n_tokens, text_file, whisper_hub
-        both = manifests / train_csv, manifests / valid_csv
-        arguments = path, Path(save_folder), asked, tokenizer, both
-        ranks.on_first(_provide, *arguments)
-    # The first rank's: hosts may share no disk.
-    told = ranks.gather(_stored(path) if ranks.here()[0] == 0 else None)[0]
+    asked = mode, n_tokens, text_file, whisper_hub
+    both = manifests / train_csv, manifests / valid_csv
+    found = []
+
+    def read():
+        if not test_only:
+            _provide(path, Path(save_folder), asked, tokenizer, both)
+        found.append(_stored(path))
+
+    ranks.on_first(read)
+    told = ranks.gather([*found, None])[0][0]  # hosts may share no disk
     if told is None:
         raise FileNotFoundError(
-            f"{path} is not there, where new_tokens='{mode}' has its tokens; "
-            "give the output_folder of a run that was trained with them"
+            f"{path} is not there; a start without --test_only learns the same "
+            "tokens of the same data, or give the output_folder of their run"
         )
     new = from_json(told)
-    logger.info(
-        "new tokens: %d by %s; %s", len(new.ids), new.mode, told["report"]
-    )
+    said = len(new.ids), new.mode, told["report"]
+    logger.info("new tokens: %d by %s; %s", *said)
     return new
 
 
 def _stored(path):
-    """What stands in a run's file of new tokens; None where there is none."""
     if not path.is_file():
         return None
     try:
@@ -331,7 +331,16 @@ def _stored(path):
 
 def _provide(path, save_folder, asked, tokenizer, manifests):
     """Learns and writes a run's new tokens, unless they are there."""
-    of = _origin(*asked[:3], tokenizer, manifests[0])
+    mode, n_tokens, text_file, whisper_hub = asked
+    train_csv, valid_csv = manifests
+    first_id = sources.load_config(whisper_hub).vocab_size
+    keep = sources.suppressed(whisper_hub) or ()
+    of = {
+        "new_tokens": mode,
+        "n_new_tokens": n_tokens,
+        "texts": _digest(_texts(train_csv, text_file)),
+        "whisper_hub": _digest(_rows(tokenizer, first_id, keep)),
+    }
     there = _stored(path)
     if there and there["of"] == of:
         return
@@ -342,43 +351,33 @@ def _provide(path, save_folder, asked, tokenizer, manifests):
             f"tokens, but {', '.join(changed)} changed since; go on with the "
             "same settings and data, or choose another output_folder"
         )
-    new, after, report = _learned(*asked, tokenizer, *manifests)
-    _write(path, {**new._asdict(), "report": report, "of": of}, after)
-
-
-def _learned(
-    mode, n_tokens, text_file, whisper_hub, tokenizer, train_csv, valid_csv
-):
-    """New tokens, the tokenizer with them, and their use on held-out text."""
-    keep = ()
-    if not whisper_hub.startswith(sources.RANDOM):
-        keep = sources.suppressed(whisper_hub) or ()
-    texts = itertools.chain(
-        pieces.transcripts(train_csv), pieces.lines(text_file)
-    )
-    first_id = sources.load_config(whisper_hub).vocab_size
+    texts = _texts(train_csv, text_file)
     new = learn(texts, tokenizer, mode, n_tokens, first_id, keep)
     after = added_to(tokenizer, new)
     held_out = list(pieces.transcripts(valid_csv))
-    rates = [tokens_per_syllable(held_out, t) for t in (tokenizer, after)]
+    rates = (tokens_per_syllable(held_out, t) for t in (tokenizer, after))
     told = "{:.3f} -> {:.3f} tokens a syllable on {} held-out texts"
-    return new, after, told.format(*rates, len(held_out))
+    report = told.format(*rates, len(held_out))
+    _write(path, {**new._asdict(), "report": report, "of": of}, after)
 
 
-def _origin(mode, n_tokens, text_file, tokenizer, train_csv):
-    """What new tokens follow from, for JSON."""
+def _texts(train_csv, text_file):
+    yield from pieces.transcripts(train_csv)
+    yield from pieces.lines(text_file)
+
+
+def _rows(tokenizer, first_id, keep):
+    """What of a source the new tokens and their ids follow from, as texts."""
     told = json.loads(tokenizer.backend_tokenizer.to_str())
-    base = json.dumps([told["model"], told["added_tokens"]]).encode()
-    transcripts = hashlib.sha256()
-    for line in pieces.transcripts(train_csv):
-        transcripts.update(line.encode() + b"\n")
-    of = {"new_tokens": mode, "n_new_tokens": n_tokens, "new_tokens_text": None}
-    if text_file:
-        n_bytes = pieces.existing(text_file).stat().st_size
-        of["new_tokens_text"] = [Path(text_file).name, n_bytes]
-    of["transcripts"] = transcripts.hexdigest()
-    of["tokenizer"] = hashlib.sha256(base).hexdigest()
-    return of
+    told = told["model"], told["added_tokens"], first_id, sorted(keep)
+    return map(json.dumps, told)
+
+
+def _digest(texts):
+    digest = hashlib.sha256()
+    for line in texts:
+        digest.update(line.encode() + b"\n")
+    return digest.hexdigest()
 
 
 def _write(path, told, tokenizer):
