@@ -158,7 +158,9 @@ def test_damaged_tokens_are_told(start, tmp_path, content):
 
 
 def test_a_test_needs_its_tokens(start, tmp_path):
-    with pytest.raises(FileNotFoundError, match="start without --test_only learns"):
+    with pytest.raises(
+        FileNotFoundError, match="start without --test_only learns"
+    ):
         start(test_only=True)
     assert not (tmp_path / "out").exists()
 
