@@ -119,7 +119,7 @@ def test_other_new_tokens_are_refused_beside_checkpoints(
     straight, here, text_file
 ):
     other = {**SETTINGS, "n_new_tokens": 20, "text_file": text_file}
-    with pytest.raises(SystemExit, match="n_new_tokens changed since"):
+    with pytest.raises(SystemExit, match=r"n_new_tokens \(then 30, now 20\)"):
         here(straight.output_folder, **other)
 
 

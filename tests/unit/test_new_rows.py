@@ -127,7 +127,7 @@ def test_norms_are_logged(model, monkeypatch):
         rows[7] *= 3
     start(model, "extend", parts={60: [0], 61: [0, 7], 62: [7]})
     assert found == [
-        "embedding norms at the start: 60 old rows 0.167 (0 to 3), "
+        "embedding norms before any training: 60 old rows 0.167 (0 to 3), "
         "3 new rows 1.86 (1 to 3)"
     ]
 

@@ -145,7 +145,7 @@ WRONG = {
     "text_file": [
         ("[a]", "give a file, or nothing"),
         ("none.txt", "there is no such file"),
-        ("/tmp", "there is no such file"),
+        ("/tmp", "is a folder; give a UTF-8 file"),
     ],
     "max_text_lines": [("-1", "a whole number of at least 0")],
     "heldout_share": [
@@ -491,7 +491,7 @@ def test_checkpoints_of_another_model(check, tmp_path, saved, named):
     if named:
         assert lines[0].startswith(f"save_folder='{tmp_path}/save': CKPT+2026")
         assert "was trained with" in lines[0]
-        assert "choose another output_folder" in lines[0]
+        assert "or another output_folder" in lines[0]
     # Told beside the rest, too.
     assert len(check(f"--output_folder={tmp_path}", "--lr=0")) == 1 + named
 

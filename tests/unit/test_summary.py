@@ -15,6 +15,7 @@ RUN = {
     "n_trained": 1_500_000_000,
     "n_frozen": 500_000_000,
     "train_s": [9.0] * 1000,
+    "n_texts": 0,
     "valid_s": [3.6] * 100,
     "n_epochs": 2,
     "n_steps": 40,
@@ -30,6 +31,10 @@ RUN = {
 @pytest.mark.parametrize(
     "changed, line",
     [
+        (
+            {"n_texts": 7},
+            "training    1,000 clips, 2.50 h, 7 batches of text an epoch",
+        ),
         ({}, "model       openai/whisper-large-v3, full, bf16"),
         (
             {"model": "random:tiny, lora", "base_precision": "int8"},

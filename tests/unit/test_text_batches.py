@@ -202,7 +202,9 @@ def test_a_run_goes_on_within_an_epoch_of_the_same_text_alone(tmp_path):
     of().load(file, end_of_epoch=False)
     _, alone = plans()
     others = {
-        "text_file's lines=one, this run has two": of("two"),
+        "text_file=500 lines of SHA-1 one, this run has 500 lines of SHA-1 two": of(
+            "two"
+        ),
         "asr_ratio=0.6, this run has 0.5": of(asr_ratio=0.5),
         "asr_ratio=0.6, this run has None": alone,
     }
@@ -408,7 +410,7 @@ def test_a_ratio_that_leaves_no_text_is_told(both, caplog):
 
 def test_at_a_ratio_of_one_nothing_is_read(both, tokenizer):
     dataset, batches_of = text_batches.with_text(
-        both.clips,
+        {"train": both.clips},
         None,
         tokenizer,
         None,
@@ -419,3 +421,22 @@ def test_at_a_ratio_of_one_nothing_is_read(both, tokenizer):
     )
     assert dataset is both.clips
     assert type(batches_of([1.0], 1, 0, "full", 30, 0)) is batching.Batches
+
+
+def test_texts_that_are_scored_are_no_lines(both, tokenizer):
+    scored = SimpleNamespace(
+        data={"a": {"wrd": "줄 0"}, "b": {"wrd": "줄, 14!"}}
+    )
+    dataset, _ = text_batches.with_text(
+        {"train": both.clips, "valid": scored, "test": scored},
+        None,
+        tokenizer,
+        lambda label: True,
+        text_file=both.lines.path,
+        asr_ratio=0.5,
+        max_lines=0,
+        seed=0,
+    )
+    written = {dataset.lines[n] for n in range(len(dataset.lines))}
+    assert "줄 7" in written and not {"줄 0", "줄 14"} & written
+    assert dataset.lines.counts["held_out"] == 2

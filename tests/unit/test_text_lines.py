@@ -46,7 +46,7 @@ CONTENTS = [  # bytes, texts, counts but those of lines
     ("가\0나\n", ["가 나"], {"kept": 1}),
     ("\u1112\u1161\u11ab  글\n", ["한 글"], {"kept": 1}),
     ("가\x85나\u2028다\x0b라\r마\n", ["가 나 다 라 마"], {"kept": 1}),
-    ("가\n나\n".encode("cp949") + b"a\n", ["a"], {"kept": 1, "not_utf8": 2}),
+    ("가\n".encode("cp949") + b"a\n", ["a"], {"kept": 1, "not_utf8": 1}),
     ("가나\n".encode()[1:] + b"a\n", ["a"], {"kept": 1, "not_utf8": 1}),
     (f"{'a' * 200}\n{'b' * 201}\n", ["a" * 200], {"kept": 1, "too_long": 1}),
     (f"{'a' * 2000}\nb\n", ["b"], {"kept": 1, "too_long": 1}),
@@ -77,10 +77,11 @@ def test_the_longest_line(lines, n_more, end):
 @pytest.mark.parametrize(
     "content, told",
     [
-        (b"", "0 lines, 0 kept"),
-        (b"\n \n\r\n\n", "4 lines, 0 kept, 4 empty"),
+        (b"", "is empty"),
+        (b"\n \n\r\n\n", "begins with 64 KiB of blanks"),
         (b"\0\0\n\0", "2 lines, 0 kept, 2 empty"),
-        ("가나\n다".encode("cp949"), "2 not utf8"),
+        ("가나\n다".encode("cp949"), "2 of its first 2 lines are not UTF-8"),
+        (b"1\n2\n3\n" + "가\n".encode("cp949") * 9, "iconv -f CP949 -t UTF-8"),
         (b"a" * 2**21, "1 lines, 0 kept.*1 too long.*a sentence a line"),
         (gzip.compress("가나\n".encode()), "compressed.*gunzip -k"),
     ],
@@ -91,9 +92,9 @@ def test_a_file_without_lines_is_told(lines, content, told):
 
 
 def test_what_is_no_file_is_told(tmp_path):
-    with pytest.raises(FileNotFoundError, match="text_file=.*is not there"):
+    with pytest.raises(FileNotFoundError, match="text_file=.*no such file"):
         TextLines(tmp_path / "no.txt", 0, 0, fits)
-    with pytest.raises(ValueError, match="text_file=.*is no file"):
+    with pytest.raises(ValueError, match="text_file=.*is a folder"):
         TextLines(tmp_path, 0, 0, fits)
 
 

@@ -334,7 +334,7 @@ def test_fewer_than_asked_for_are_told(base, monkeypatch):
     warned = conftest.logged(monkeypatch, vocabulary.logger, "warning")
     found = vocabulary.learn(["괜찮습니다"] * 2, base, "extend", 500, N_ROWS)
     assert 0 < len(found.ids) < 20
-    assert warned == [f"n_new_tokens=500: the texts yield {len(found.ids)}"]
+    assert warned == [f"n_new_tokens=500: only {len(found.ids)} occur twice"]
 
 
 def test_an_unknown_mode_is_refused(base):

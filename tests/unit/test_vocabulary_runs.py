@@ -134,14 +134,19 @@ def test_checkpoints_keep_their_tokens(start, once, tmp_path):
     (tmp_path / "out/save/CKPT+1").mkdir(parents=True)
     once()
     assert start() == first
-    with pytest.raises(ValueError, match="but n_new_tokens changed since"):
+    told = r"n_new_tokens \(then 12, now 3\) changed; go on"
+    with pytest.raises(ValueError, match=told):
         start(n_tokens=3)
     manifest(tmp_path / "train.csv", TRAIN[1:])
-    with pytest.raises(ValueError, match="new_tokens, texts changed"):
+    with pytest.raises(
+        ValueError, match="new_tokens .*train.csv and new_tokens_"
+    ):
         start("extend")
     elsewhere = tmp_path / "elsewhere"
     (tmp_path / "out/save").rename(elsewhere)
-    with pytest.raises(ValueError, match="texts changed"):
+    with pytest.raises(
+        ValueError, match="train.csv and new_tokens_text .* changed"
+    ):
         start(save_folder=str(elsewhere))
 
 

@@ -400,7 +400,7 @@ def main():
         if train is not None:
             weights = batching.weights(train.data.values(), hparams["corpora"])
             train, batches_of = hparams["with_text"](
-                train, weights, tokenizer, label_fits
+                splits, weights, tokenizer, label_fits
             )
     phases.done("corpus")
 

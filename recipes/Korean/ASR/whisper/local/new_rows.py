@@ -134,7 +134,7 @@ def _log_norms(embedding, ids, n_old):
     is_new[ids] = True
     old, new = norms[:n_old][~is_new[:n_old]], norms[is_new]
     told = _told(old, "old"), _told(new, "new")
-    logger.info("embedding norms at the start: %s, %s", *told)
+    logger.info("embedding norms before any training: %s, %s", *told)
 
 
 def _told(norms, name):

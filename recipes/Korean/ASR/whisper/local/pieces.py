@@ -136,8 +136,9 @@ def merges(texts, tokenizer, n_most):
         In order of priority; a part stands before what is made of it.
     """
     words = _words(texts, tokenizer.backend_tokenizer.pre_tokenizer)
-    # Twice as many as asked for, to choose from.
-    found = _making(_pieces(words, n_most), tokenizer, 2 * n_most)
+    # More than asked for, to choose from.
+    n_tried = 2 * n_most + N_SPARE
+    found = _making(_pieces(words, n_most), tokenizer, n_tried)
     found = _most_used(found, words, tokenizer, n_most)
     return [list(pair) for pair in found]
 

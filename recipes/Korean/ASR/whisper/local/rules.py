@@ -18,6 +18,7 @@ from local import (
     random_model,
     schedules,
     sources,
+    text_lines,
     vocabulary,
 )
 from local.corpora.manifest import COLUMNS
@@ -70,8 +71,8 @@ def _folder_or_empty(value):  # None: --setting= on the command line
 def _file_or_empty(value):
     if not isinstance(value, (str, type(None))):
         return "give a file, or nothing"
-    if value and not Path(value).is_file():
-        return "there is no such file"
+    if value:
+        return text_lines.problem(value)
 
 
 def _model_source(value):

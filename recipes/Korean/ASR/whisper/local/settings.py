@@ -332,8 +332,8 @@ def _other_checkpoints(plain):
         if different:
             return [
                 f"save_folder={plain['save_folder']!r}: {path.parent.name} "
-                f"was trained with {'; '.join(different)}; choose another "
-                "output_folder or remove this one"
+                f"was trained with {'; '.join(different)}; give what it was "
+                "trained with, or another output_folder"
             ]
     return []
 

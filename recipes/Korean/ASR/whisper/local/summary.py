@@ -125,6 +125,7 @@ def tell(
         n_trained=n_trained,  # of the model itself, not of its plan
         n_frozen=n_weights - n_trained,
         train_s=batches.epoch_s,
+        n_texts=int((batches.n_clips == 0).sum()),
         valid_s=[row["duration"] for row in valid_rows],
         n_steps=n_steps,
         n_ranks=batches.n_ranks,
@@ -155,6 +156,7 @@ def describe(
     n_trained,
     n_frozen,
     train_s,
+    n_texts,
     valid_s,
     n_epochs,
     n_steps,
@@ -177,6 +179,8 @@ def describe(
         Weights.
     train_s, valid_s : sequence of float
         Durations of the clips of an epoch and of a validation.
+    n_texts : int
+        Batches of text without audio in an epoch, of all ranks.
     n_epochs, n_steps, n_done : int
         Steps of the optimizer: of the run, and made before.
     n_ranks : int
@@ -204,7 +208,9 @@ def describe(
         "model": f"{model}{base}, {precision}",
         "trained": f"{_millions(n_trained)} of {_millions(n_weights)} "
         f"weights ({share:.1f} %), {_millions(n_frozen)} frozen",
-        "training": f"{_heard(train_s)} an epoch",
+        "training": f"{_heard(train_s)}"
+        + (f", {n_texts:,} batches of text" if n_texts else "")
+        + " an epoch",
         "validation": _heard(valid_s),
         "steps": f"{n_steps:,} in {n_epochs} epochs"
         + (f", going on after step {n_done:,}" if n_done else ""),

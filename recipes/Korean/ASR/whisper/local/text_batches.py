@@ -50,8 +50,9 @@ class MixedBatches(batching.Batches):
             logger.warning(told, asr_ratio, len(self))
 
     def _origin(self):
-        lines = {"SHA-1 of text_file's lines": self.digest}
-        return {**super()._origin(), "asr_ratio": self.asr_ratio, **lines}
+        lines = f"{len(self.n_bytes)} lines of SHA-1 {self.digest}"
+        of_text = {"asr_ratio": self.asr_ratio, "text_file": lines}
+        return {**super()._origin(), **of_text}
 
     def set_epoch(self, epoch):
         """Draws the plan of an epoch."""
@@ -201,13 +202,15 @@ def unheard(whisper, n_lines, device):
 
 
 def with_text(
-    clips, weights, tokenizer, fits, *, text_file, asr_ratio, max_lines, seed
+    splits, weights, tokenizer, fits, *, text_file, asr_ratio, max_lines, seed
 ):
     """Training clips, and the lines of a text file where they are asked for.
 
     Arguments
     ---------
-    clips : speechbrain.dataio.dataset.DynamicItemDataset
+    splits : dict
+        Name to DynamicItemDataset: "train", and those whose texts are held
+        out of the lines.
     weights : sequence of float or None
         Of ``batching.Batches``.
     tokenizer : transformers.WhisperTokenizer
@@ -223,9 +226,13 @@ def with_text(
     batches_of : callable
         What plans their batches, from the other arguments of ``Batches``.
     """
+    clips = splits["train"]
     if asr_ratio == 1:
         return clips, partial(batching.Batches, weights=weights)
-    lines = text_lines.TextLines(text_file, max_lines, seed, fits)
+    others = [one.data for name, one in splits.items() if name != "train"]
+    held_out = {row["wrd"] for rows in others for row in rows.values()}
+    told = text_file, max_lines, seed, fits, held_out
+    lines = text_lines.TextLines(*told)
     ranks.require_same("the SHA-1 of text_file's lines", lines.digest)
     batches_of = partial(
         MixedBatches, weights=weights, lines=lines, asr_ratio=asr_ratio

@@ -23,6 +23,8 @@ MAX_BYTES = 1000  # of a line: over 300 Hangul syllables, a minute of speech
 # (UAX 15), and a token is at least one byte.
 FEW_BYTES = 140
 GZIP = b"\x1f\x8b"
+REASONS = ("empty", "not_utf8", "too_long", "held_out")
+BEGINNING = 2**16  # bytes, by which a file is judged before a run begins
 LINE_ENDS = b"\r\n"
 REST_BYTES = 2**20  # of a line that is too long, at a time
 
@@ -44,13 +46,15 @@ class TextLines:
         Of that draw.
     fits : callable
         str to bool: whether the decoder can hold a text.
+    held_out : iterable of str
+        Texts that scores are made of; lines of them are left out.
 
     Attributes
     ----------
     counts : dict
         ``lines`` of the file; of them ``kept``, ``empty``, ``not_utf8``,
-        ``too_long`` (over ``MAX_BYTES``, or over the decoder's length) and
-        ``not_drawn``, which were not asked whether they fit.
+        ``too_long`` (over ``MAX_BYTES``, or over the decoder's length),
+        ``held_out``, and ``not_drawn``, of which nothing more is known.
     sizes : numpy.ndarray
         (kept,) int32, bytes without the line's end.
     digest : str
@@ -64,18 +68,19 @@ class TextLines:
         It is a folder or compressed, or no line of it can be used.
     """
 
-    def __init__(self, path, max_lines, seed, fits):
+    def __init__(self, path, max_lines, seed, fits, held_out=()):
         self.path = Path(path)
         _require_text(self.path)
+        held_out = frozenset(map(text.for_scoring, held_out))
         self._file = open(self.path, "rb")
         digest = hashlib.sha1()
         draw = _Draw(max_lines or sys.maxsize, seed)
-        self._keep(*self._found(draw, fits, digest))
+        self._keep(*self._found(draw, fits, held_out, digest))
         self._tell()
         digest.update(self.starts.tobytes())
         self.digest = digest.hexdigest()
 
-    def _found(self, draw, fits, digest):
+    def _found(self, draw, fits, held_out, digest):
         """Starts and sizes of the lines that are kept, and counts of all."""
         counts = Counter()
         starts, sizes = array("q"), array("i")
@@ -85,7 +90,7 @@ class TextLines:
             reason = _cheap_reason(line)
             if not reason and not draw.wants():
                 continue
-            if reason := reason or _reason(line, fits):
+            if reason := reason or _reason(line, fits, held_out):
                 counts[reason] += 1
                 continue
             place = draw.take()
@@ -103,7 +108,7 @@ class TextLines:
         if (np.diff(self.starts) < 0).any():
             order = self.starts.argsort()
             self.starts, self.sizes = self.starts[order], self.sizes[order]
-        left_out = {k: counts[k] for k in ("empty", "not_utf8", "too_long")}
+        left_out = {reason: counts[reason] for reason in REASONS}
         rest = counts["lines"] - len(starts) - sum(left_out.values())
         self.counts = {"lines": counts["lines"], "kept": len(starts)}
         self.counts |= {**left_out, "not_drawn": rest}
@@ -193,23 +198,45 @@ class _Draw:
             self.n_passed_over = int(self.rng.geometric(share)) - 1
 
 
+def problem(path):
+    """What is wrong with a text file by its beginning; None if nothing is.
+
+    Arguments
+    ---------
+    path : str or Path
+
+    Returns
+    -------
+    str or None
+        What to do about it.
+    """
+    if Path(path).is_dir():
+        return "is a folder; give a UTF-8 file with a sentence a line"
+    if not Path(path).exists():
+        return "there is no such file; give a UTF-8 one, a sentence a line"
+    with open(path, "rb") as file:
+        found = file.read(BEGINNING)
+    if found.startswith(GZIP):
+        return (
+            "is compressed, and lines are read from anywhere in it; unpack it "
+            f"first: gunzip -k '{path}'"
+        )
+    lines = [line for line in found.split(b"\n") if line.strip()]
+    if not lines:
+        return "is empty, or begins with 64 KiB of blanks; give sentences"
+    n_bad = sum(_cheap_reason(line) == "not_utf8" for line in lines)
+    if n_bad > max(1, len(lines) / 10):  # the last line may be cut
+        return (
+            f"{n_bad} of its first {len(lines)} lines are not UTF-8; maybe: "
+            f"iconv -f CP949 -t UTF-8 '{path}' > text.txt"
+        )
+
+
 def _require_text(path):
     if not path.exists():
-        raise FileNotFoundError(
-            f"text_file='{path}' is not there; give a UTF-8 file with a "
-            "sentence a line"
-        )
-    if not path.is_file():
-        raise ValueError(
-            f"text_file='{path}' is no file; give a UTF-8 file with a sentence "
-            "a line"
-        )
-    with open(path, "rb") as file:
-        if file.read(len(GZIP)) == GZIP:
-            raise ValueError(
-                f"text_file='{path}' is compressed, and lines are read from "
-                f"anywhere in it; unpack it first: gunzip -k '{path}'"
-            )
+        raise FileNotFoundError(f"text_file='{path}': {problem(path)}")
+    if told := problem(path):
+        raise ValueError(f"text_file='{path}': {told}")
 
 
 def _lines(file):
@@ -239,9 +266,11 @@ def _cheap_reason(line):
     return ""
 
 
-def _reason(line, fits):
+def _reason(line, fits, held_out):
     """Why a line is left out, of what takes longer to know."""
     label = text.for_label(line.decode())
     if not label:
         return "empty"
+    if held_out and text.for_scoring(label) in held_out:
+        return "held_out"
     return "" if len(line) <= FEW_BYTES or fits(label) else "too_long"

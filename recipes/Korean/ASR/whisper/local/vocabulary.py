@@ -84,7 +84,7 @@ def learn(texts, tokenizer, mode, n_tokens, first_id, keep=()):
         )
     if len(merges) < n_tokens:
         logger.warning(
-            "n_new_tokens=%d: the texts yield %d", n_tokens, len(merges)
+            "n_new_tokens=%d: only %d occur twice", n_tokens, len(merges)
         )
     if mode == "extend":
         ids = list(range(first_id, first_id + len(merges)))
@@ -105,8 +105,7 @@ def added_to(tokenizer, new):
     Returns
     -------
     transformers.WhisperTokenizer
-        Prefixed for Korean transcription; without new tokens the given one.
-        What it saves, Transformers loads alone.
+        What it saves, Transformers loads alone; without any, the given one.
 
     Raises
     ------
@@ -338,18 +337,19 @@ def _provide(path, save_folder, asked, tokenizer, manifests):
     of = {
         "new_tokens": mode,
         "n_new_tokens": n_tokens,
-        "texts": _digest(_texts(train_csv, text_file)),
+        "train.csv and new_tokens_text": _digest(_texts(train_csv, text_file)),
         "whisper_hub": _digest(_rows(tokenizer, first_id, keep)),
     }
     there = _stored(path)
     if there and there["of"] == of:
         return
     if there and any(save_folder.glob("CKPT+*")):
-        changed = [key for key in of if there["of"].get(key) != of[key]]
+        pairs = [(key, there["of"].get(key), now) for key, now in of.items()]
+        changed = [f"{k} (then {a}, now {b})" for k, a, b in pairs if a != b]
         raise ValueError(
             f"{path}: the checkpoints in {save_folder} have rows for these "
-            f"tokens, but {', '.join(changed)} changed since; go on with the "
-            "same settings and data, or choose another output_folder"
+            f"tokens, but {', '.join(changed)} changed; go on as before, or "
+            "choose another output_folder"
         )
     texts = _texts(train_csv, text_file)
     new = learn(texts, tokenizer, mode, n_tokens, first_id, keep)
