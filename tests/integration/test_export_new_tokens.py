@@ -219,7 +219,7 @@ def test_what_is_replaced_is_written_by_faster_whisper(added, converted, clips):
 def test_what_is_extended_is_refused_for_ctranslate2(added, tmp_path, form):
     _, checkpoint, copied = added("extend")
     given = checkpoint if form == "checkpoint" else copied
-    told = "it has 30 tokens above the timestamps .* choose --format hf"
+    told = "it has 30 tokens above the timestamps, .* choose --format hf"
     with pytest.raises(ValueError, match=told):
         export.export(str(given), tmp_path / "deep/ct2", "ct2", "float32")
     assert not list(tmp_path.iterdir())

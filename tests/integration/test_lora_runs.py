@@ -197,7 +197,7 @@ def test_what_a_run_cannot_go_on_with(name, whole, here):
     if name == "adaptation":
         changed["base_precision"] = "fp32"
     before = sorted(brain.output_folder.rglob("*"))
-    with pytest.raises(SystemExit, match=f"{told}.*choose another output"):
+    with pytest.raises(SystemExit, match=f"{told}.*or another output"):
         here(brain.output_folder, **changed)
     assert sorted(brain.output_folder.rglob("*")) == before
 
