@@ -231,8 +231,7 @@ def with_text(
         return clips, partial(batching.Batches, weights=weights)
     others = [one.data for name, one in splits.items() if name != "train"]
     held_out = {row["wrd"] for rows in others for row in rows.values()}
-    told = text_file, max_lines, seed, fits, held_out
-    lines = text_lines.TextLines(*told)
+    lines = text_lines.TextLines(text_file, max_lines, seed, fits, held_out)
     ranks.require_same("the SHA-1 of text_file's lines", lines.digest)
     batches_of = partial(
         MixedBatches, weights=weights, lines=lines, asr_ratio=asr_ratio
